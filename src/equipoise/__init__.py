@@ -1,0 +1,33 @@
+"""Equipoise: fair federated learning. One shared model across data owners, and no owner left behind."""
+
+from equipoise import methods
+from equipoise.data import Client, Federation, Protocol, load_federation
+from equipoise.method import Method, parse, register
+from equipoise.models import Staged, build_model
+from equipoise.round import Aggregated, aggregate, client_round, server_round
+from equipoise.training import Training
+from equipoise.types import EquipoiseError, EquipoiseWarning, Layout, Outputs
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Aggregated",
+    "Client",
+    "EquipoiseError",
+    "EquipoiseWarning",
+    "Federation",
+    "Layout",
+    "Method",
+    "Outputs",
+    "Protocol",
+    "Staged",
+    "Training",
+    "aggregate",
+    "build_model",
+    "client_round",
+    "load_federation",
+    "methods",
+    "parse",
+    "register",
+    "server_round",
+]

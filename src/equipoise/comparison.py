@@ -1,0 +1,101 @@
+"""Outcomes of several methods and seeds -> one table, and what it shows in words."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.experiment import Outcome
+from equipoise.metrics import figures
+
+HIGHER_IS_BETTER = {"STD": False}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure over seeds, in percent."""
+
+    mean: float
+    spread: float  # sample standard deviation over seeds; 0 for one seed
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1f} ± {self.spread:.1f}" if self.spread else f"{self.mean:.1f}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Rows are methods, columns are domains and the figures over them."""
+
+    columns: tuple[str, ...]
+    rows: dict[str, dict[str, Cell]]
+    seeds: int
+
+    def best(self, column: str) -> set[str]:
+        """The methods whose mean is best in a column, to the printed digit."""
+        sign = 1 if HIGHER_IS_BETTER.get(column, True) else -1
+        top = max(round(sign * row[column].mean, 1) for row in self.rows.values())
+        return {name for name, row in self.rows.items() if round(sign * row[column].mean, 1) == top}
+
+
+def compare(outcomes: Sequence[Outcome], most_domains: int = 8) -> Comparison:
+    """Per-domain test accuracy and AVG, STD (ddof 0), MIN over domains, each as mean and spread over seeds."""
+    by_method: dict[str, list[Outcome]] = {}
+    for found in outcomes:
+        by_method.setdefault(found.method, []).append(found)
+    domains = list(outcomes[0].by_domain)
+    shown = domains if len(domains) <= most_domains else []
+    rows = {}
+    for method, runs in by_method.items():
+        per_run = [figures(list(o.by_domain.values())) for o in runs]
+        row = {domain: _cell([o.by_domain[domain] for o in runs]) for domain in shown}
+        row |= {
+            "AVG": _cell([f.avg for f in per_run]),
+            "STD": _cell([f.std for f in per_run]),
+            "MIN": _cell([f.min for f in per_run]),
+        }
+        rows[method] = row
+    return Comparison((*shown, "AVG", "STD", "MIN"), rows, max(len(runs) for runs in by_method.values()))
+
+
+def _cell(values: Sequence[float]) -> Cell:
+    percent = 100 * np.asarray(values)
+    return Cell(float(percent.mean()), float(percent.std(ddof=1)) if len(percent) > 1 else 0.0)
+
+
+def in_words(table: Comparison) -> list[str]:
+    """What the table shows, against FedAvg where it took part."""
+    reference = next((name for name in table.rows if name.startswith("fedavg")), None)
+    if reference is None or len(table.rows) < 2:
+        return []
+    base = table.rows[reference]
+    others = {name: row for name, row in table.rows.items() if name != reference}
+    raised = {name: row["MIN"].mean - base["MIN"].mean for name, row in others.items()}
+    best = max(raised, key=lambda name: raised[name])
+    said = [
+        f"Under {reference} the worst domain reaches {base['MIN'].mean:.1f} %, "
+        f"{base['AVG'].mean - base['MIN'].mean:.1f} points below the average."
+    ]
+    if raised[best] > 0:
+        cost = others[best]["AVG"].mean - base["AVG"].mean
+        said.append(
+            f"{best} lifts the worst domain most: by {raised[best]:.1f} points, while the average "
+            f"{'rises' if cost >= 0 else 'falls'} by {abs(cost):.1f}."
+        )
+    else:
+        said.append("No method lifted the worst domain here.")
+    levelled = [
+        name
+        for name, row in others.items()
+        if row["STD"].mean < base["STD"].mean and row["MIN"].mean < base["MIN"].mean
+    ]
+    if levelled:
+        said.append(f"Levelling down (a smaller STD, but a lower minimum): {', '.join(levelled)}.")
+    behind = [name for name in others if raised[name] < 0 and name not in levelled]
+    if behind:
+        said.append(f"Below {reference} at the worst domain: {', '.join(behind)}.")
+    noisy = max(row["MIN"].spread for row in table.rows.values())
+    if table.seeds > 1 and abs(raised[best]) < noisy:
+        said.append(f"Differences are within the spread over {table.seeds} seeds (up to {noisy:.1f}): use more seeds.")
+    return said

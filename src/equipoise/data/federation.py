@@ -1,0 +1,259 @@
+"""A federation: one pool of samples, and for each client the positions of its training, validation and test samples."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from equipoise import seeds
+from equipoise.training import Training
+from equipoise.types import EquipoiseError
+
+Split = Literal["train", "validation", "test"]
+Arrays = tuple["Tensor | ArrayLike", "Tensor | ArrayLike"]  # samples [n, ...] and labels [n]
+NOTHING = torch.zeros(0, dtype=torch.long)
+
+
+@dataclass(frozen=True, eq=False)
+class Client:
+    """Positions in the federation's pool. Clients of one domain may share a test set: then they share the tensor."""
+
+    name: str
+    train: Tensor
+    validation: Tensor = NOTHING
+    test: Tensor = NOTHING
+    domain: str = ""
+    joins: int = 0  # the first round in which it can take part
+
+    def split(self, name: Split) -> Tensor:
+        return {"train": self.train, "validation": self.validation, "test": self.test}[name]
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a data set is meant to be trained: what a run uses where the user says nothing."""
+
+    rounds: int = 30
+    participation: float = 1.0
+    training: Training = field(default_factory=Training)
+    model: str = "linear"
+    name: str = "default"
+    note: str = ""
+
+
+class Preparation:
+    """Raw samples -> what the model sees. This one does nothing; image data sets normalise and augment.
+
+    `draws` uniform numbers a sample come from the seed and drive the augmentation, so that it does not depend on the
+    runner.
+    """
+
+    draws: int = 0
+
+    def training(self, x: Tensor, draws: Tensor) -> Tensor:
+        """A batch for training: `x [n, ...]`, `draws [n, self.draws]`."""
+        return self.evaluation(x)
+
+    def evaluation(self, x: Tensor) -> Tensor:
+        return x
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """Who holds what. `x` and `y` are one pool; a client is a set of positions in it."""
+
+    name: str
+    x: Tensor
+    y: Tensor
+    clients: tuple[Client, ...]
+    classes: tuple[str, ...]
+    protocol: Protocol = field(default_factory=Protocol)
+    preparation: Preparation = field(default_factory=Preparation)
+    notes: tuple[str, ...] = ()  # what a reader of results must know (generated data, smaller settings)
+
+    def __post_init__(self) -> None:
+        twins = [name for name, count in Counter(c.name for c in self.clients).items() if count > 1]
+        if twins:
+            raise EquipoiseError(f"Client names must differ. Found `{twins[0]}` more than once.")
+        if not self.clients:
+            raise EquipoiseError("A federation needs at least one client. Found none.")
+        for client in self.clients:
+            if len(client.train) == 0:
+                raise EquipoiseError(f"Client `{client.name}` has no training samples. Leave it out, or give it some.")
+
+    # ------------------------------------------------------------------ facts
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @property
+    def domains(self) -> tuple[str, ...]:
+        """The domains, in the order in which clients first show them. A federation without domains has one a client."""
+        return tuple(dict.fromkeys(client.domain or client.name for client in self.clients))
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        return tuple(self.example().shape[1:])
+
+    @property
+    def total_samples(self) -> int:
+        return sum(len(client.train) for client in self.clients)
+
+    def example(self) -> Tensor:
+        """Two prepared samples: what a model is built for."""
+        x = self.x[:2] if len(self.x) > 1 else self.x[[0, 0]]
+        return self.preparation.evaluation(x)
+
+    def class_counts(self, split: Split = "train") -> Tensor:
+        """Samples of each class at each client, [clients, classes]."""
+        return torch.stack([torch.bincount(self.y[c.split(split)], minlength=len(self.classes)) for c in self.clients])
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the pool and of the partition: two runs with the same one saw the same data."""
+        digest = hashlib.sha256(repr((self.classes, tuple(self.x.shape), str(self.x.dtype))).encode())
+        for tensor in (self.x, self.y):
+            digest.update(np.ascontiguousarray(tensor.numpy()).data)
+        for client in self.clients:
+            digest.update(repr((client.name, client.domain, client.joins)).encode())
+            for index in (client.train, client.validation, client.test):
+                digest.update(np.ascontiguousarray(index.numpy()).data)
+        return digest.hexdigest()[:16]
+
+    # ------------------------------------------------------------------ other federations made of this one
+    def with_validation(self, share: float = 0.2, seed: int = 0) -> Federation:
+        """The same federation, where every client without a validation part sets aside a share of its training data.
+
+        A client with a single sample cannot: it validates on the sample it trains on.
+        """
+        return replace(self, clients=tuple(_set_aside(client, share, seed) for client in self.clients))
+
+    def pooled(self) -> Federation:
+        """One client that holds all training data: the reference `centralised`."""
+        train = torch.cat([client.train for client in self.clients])
+        validation = torch.cat([client.validation for client in self.clients])
+        return replace(self, clients=(Client("pooled", train, validation),))
+
+    # ------------------------------------------------------------------ a user's own arrays
+    @classmethod
+    def from_tensors(
+        cls,
+        train: Mapping[str, Arrays] | Sequence[tuple[str, Arrays]],
+        *,
+        test: Mapping[str, Arrays] | None = None,
+        validation: Mapping[str, Arrays] | None = None,
+        domains: Mapping[str, str] | None = None,
+        classes: int | Sequence[str] | None = None,
+        joins: Mapping[str, int] | None = None,
+        test_share: float = 0.2,
+        seed: int = 0,
+        name: str = "own data",
+        protocol: Protocol | None = None,
+    ) -> Federation:
+        """A federation of your own arrays: for each client samples `[n, ...]` and integer labels `[n]`.
+
+        Without `test`, `test_share` of each client's samples is set aside for testing (none where it has a single one).
+
+        >>> import torch
+        >>> x, y = torch.randn(20, 3), torch.arange(20) % 2
+        >>> federation = Federation.from_tensors({"north": (x, y), "south": (x + 1, y)})
+        >>> [(client.name, len(client.train), len(client.test)) for client in federation.clients]
+        [('north', 16, 4), ('south', 16, 4)]
+        """
+        pairs = list(train.items()) if isinstance(train, Mapping) else list(train)
+        names = [client for client, _ in pairs]
+        for other, what in ((test, "test"), (validation, "validation"), (domains, "domains"), (joins, "joins")):
+            for unknown in set(other or {}) - set(names):
+                raise EquipoiseError(f"`{what}` names the client `{unknown}`, which is not in `train`.")
+        pool = _Pool()
+        clients = []
+        for client, arrays in pairs:
+            index = pool.add(arrays, client, "training")
+            held_out = (
+                pool.add(validation[client], client, "validation") if validation and client in validation else NOTHING
+            )
+            tested = pool.add(test[client], client, "test") if test and client in test else NOTHING
+            if not test:
+                index, tested = _divide(index, test_share, seed, client, "test")
+            domain, joined = (domains or {}).get(client, ""), (joins or {}).get(client, 0)
+            clients.append(Client(client, index, held_out, tested, domain, joined))
+        x, y, class_names = pool.finish(classes)
+        return cls(name, x, y, tuple(clients), class_names, protocol or Protocol())
+
+
+def _divide(index: Tensor, share: float, seed: int, *path: str) -> tuple[Tensor, Tensor]:
+    """What stays and what is set aside: at least one sample each, where there are two."""
+    if len(index) < 2:
+        return index, NOTHING
+    count = min(max(1, round(share * len(index))), len(index) - 1)
+    order = seeds.permutation(len(index), seed, "split", *path)
+    return index[order[count:].sort().values], index[order[:count].sort().values]
+
+
+def _set_aside(client: Client, share: float, seed: int) -> Client:
+    if len(client.validation):
+        return client
+    train, validation = _divide(client.train, share, seed, client.name, "validation")
+    return replace(client, train=train, validation=validation if len(validation) else train)
+
+
+class _Pool:
+    """Collects arrays, and refuses what does not fit with the name of the client that it came from."""
+
+    def __init__(self) -> None:
+        self.x: list[Tensor] = []
+        self.y: list[Tensor] = []
+        self.owners: list[tuple[str, str]] = []
+        self.size = 0
+
+    def add(self, arrays: Arrays, client: str, what: str) -> Tensor:
+        where = f"the {what} data of client `{client}`"
+        try:
+            x, y = (value if isinstance(value, Tensor) else torch.from_numpy(np.asarray(value)) for value in arrays)
+        except (TypeError, ValueError) as error:
+            raise EquipoiseError(f"Cannot read {where}: give (samples, labels) as arrays of numbers. {error}") from None
+        if len(x) == 0:
+            raise EquipoiseError(f"There are no samples in {where}. Leave the client out, or give it some.")
+        if x.dtype == torch.float64:
+            x = x.float()
+        if y.dim() != 1 or len(y) != len(x):
+            raise EquipoiseError(
+                f"Labels must be one per sample. Found {tuple(y.shape)} for {len(x)} samples in {where}."
+            )
+        if y.is_floating_point() and not bool((y == y.round()).all()):
+            raise EquipoiseError(
+                f"Labels must be whole numbers 0, 1, 2, ... Found {y[y != y.round()][0].item()} in {where}."
+            )
+        if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+            row = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0]) if x.dim() > 1 else 0
+            raise EquipoiseError(f"Features must be finite. Found NaN or infinity in sample {row} of {where}.")
+        if self.x and x.shape[1:] != self.x[0].shape[1:]:
+            first = self.owners[0][1]
+            raise EquipoiseError(
+                f"All samples must have one shape. Found {tuple(x.shape[1:])} in {where}, "
+                f"and {tuple(self.x[0].shape[1:])} in {first}."
+            )
+        self.x.append(x)
+        self.y.append(y.long())
+        self.owners.append((client, where))
+        self.size += len(x)
+        return torch.arange(self.size - len(x), self.size)
+
+    def finish(self, classes: int | Sequence[str] | None) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+        highest = max(int(y.max()) for y in self.y)
+        names = [str(i) for i in range(highest + 1)] if classes is None else classes
+        names = [str(i) for i in range(names)] if isinstance(names, int) else list(names)
+        for y, (_, where) in zip(self.y, self.owners, strict=True):
+            wrong = y[(y < 0) | (y >= len(names))]
+            if len(wrong):
+                raise EquipoiseError(
+                    f"Labels must lie in 0 .. {len(names) - 1} ({len(names)} classes). Found {int(wrong[0])} in {where}."
+                )
+        return torch.cat(self.x), torch.cat(self.y), tuple(names)

@@ -1,0 +1,67 @@
+"""Handwritten digits as four kinds of scanners see them: a small federation that needs no download."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from sklearn.datasets import load_digits
+from torch import Tensor
+
+from equipoise import seeds
+from equipoise.data.federation import Client, Federation, Protocol
+from equipoise.training import Training
+
+# Scanner -> training samples of each of its clients. The clean scanner dominates, as one large hospital does.
+SIZES = {
+    "clean": (160, 120, 80),
+    "inverted": (100, 60, 40),
+    "noisy": (90, 50, 30),
+    "rotated": (60, 40, 20),
+}
+TEST = 400  # images that no client trains on; every scanner sees all of them
+VALIDATION = 0.25  # of a client's training size, on top of it
+
+
+def scanners(seed: int = 0) -> Federation:
+    """Twelve clients with four kinds of scanners: clean, inverted, blurred and noisy, rotated with low contrast."""
+    digits = load_digits()
+    images = torch.from_numpy(digits.images).float() / 16
+    labels = torch.from_numpy(digits.target).long()
+    order = seeds.permutation(len(images), seed, "scanners")
+    test, rest = order[:TEST], order[TEST:]
+    x, y, clients, used, size = [], [], [], 0, 0
+    for scanner, sizes in SIZES.items():
+        views = [scanned(images[test], scanner, seed, "test")]
+        targets = [labels[test]]
+        shared_test = torch.arange(size, size + TEST)
+        size += TEST
+        for number, count in enumerate(sizes):
+            extra = round(VALIDATION * count)
+            taken = rest[used : used + count + extra]
+            used += count + extra
+            views.append(scanned(images[taken], scanner, seed, str(number)))
+            targets.append(labels[taken])
+            train, validation = torch.arange(size, size + count + extra).tensor_split([count])
+            clients.append(Client(f"{scanner} {number + 1}", train, validation, shared_test, domain=scanner))
+            size += count + extra
+        x += views
+        y += targets
+    protocol = Protocol(
+        rounds=30, training=Training(epochs=2, batch=20, lr=0.05, momentum=0.9, weight_decay=1e-5), model="small_cnn"
+    )
+    pool = torch.cat(x)[:, None]
+    return Federation("scanners", pool, torch.cat(y), tuple(clients), tuple("0123456789"), protocol)
+
+
+def scanned(images: Tensor, scanner: str, seed: int, part: str) -> Tensor:
+    """Images `[n, 8, 8]` in [0, 1] as this scanner delivers them."""
+    if scanner == "clean":
+        return images
+    if scanner == "inverted":
+        return 1 - images
+    if scanner == "noisy":
+        kernel = torch.tensor([[1.0, 2.0, 1.0], [2.0, 4.0, 2.0], [1.0, 2.0, 1.0]]) / 16
+        blurred = F.conv2d(images[:, None], kernel[None, None], padding=1)[:, 0]
+        noise = torch.randn(images.shape, generator=seeds.generator(seed, "scanners", scanner, part))
+        return (blurred + 0.2 * noise).clamp(0, 1)
+    return 0.35 + 0.3 * images.rot90(1, (1, 2))  # rotated, low contrast

@@ -1,0 +1,112 @@
+"""Scores of the current model at every client. Nothing is averaged over clients here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise.data.federation import Federation, Split
+from equipoise.method import Method
+from equipoise.round import BUFFERS, PRIVATE
+from equipoise.task import Task
+from equipoise.types import ClientState, Server, Tensors
+
+
+@dataclass(frozen=True)
+class Score:
+    """One figure of one client."""
+
+    client: str
+    domain: str
+    split: str
+    metric: str
+    value: float
+    samples: int
+
+
+def scored_model(method: Method, task: Task) -> str:
+    """Which model is evaluated, in words for the manifest."""
+    if not _has_own(task):
+        return "global"
+    return {"own": "personal", "mean": "averaged-personal", "domain": "averaged-personal by domain"}[_filling(method)]
+
+
+def evaluate(
+    method: Method,
+    task: Task,
+    server: Server,
+    states: Mapping[int, ClientState],
+    federation: Federation,
+    splits: Sequence[Split] = ("test",),
+) -> list[Score]:
+    """Scores of every client that has samples in a split. Clients that share a test set share the work."""
+    theta = server.evaluated if server.evaluated is not None else server.theta
+    params = {**task.initial_params, **task.layout.split(theta)}
+    found: list[Score] = []
+    for split in splits:
+        holders = [(k, c.split(split)) for k, c in enumerate(federation.clients) if len(c.split(split))]
+        if not _has_own(task) or method.pooled:
+            scores = _scores_of_one_model(task, params, server.buffers, [index for _, index in holders])
+        else:
+            scores = [
+                task.scores(*_own_model(method, task, params, server.buffers, states, k), index.to(task.device))
+                for k, index in holders
+            ]
+        for (k, index), values in zip(holders, scores, strict=True):
+            client = federation.clients[k]
+            for metric, value in values.items():
+                mean = float(value.double().mean())
+                found.append(Score(client.name, client.domain or client.name, split, metric, mean, len(index)))
+    return found
+
+
+def _has_own(task: Task) -> bool:
+    return bool(task.private) or "local" in task.policies.values()
+
+
+def _filling(method: Method) -> str:
+    fillings = {wrap.scores for wrap in method.wrap} or {"own"}
+    return "own" if "own" in fillings else fillings.pop()
+
+
+def _scores_of_one_model(
+    task: Task, params: Tensors, buffers: Tensors, indices: Sequence[Tensor]
+) -> list[dict[str, Tensor]]:
+    """All test sets in one pass; a set that several clients share is scored once."""
+    distinct = {id(index): index for index in indices}
+    if not distinct:
+        return []
+    sizes = [len(index) for index in distinct.values()]
+    if task.evaluates_in_batches:  # statistics of a batch must not mix clients
+        parts = {key: task.scores(params, buffers, index.to(task.device)) for key, index in distinct.items()}
+    else:
+        whole = task.scores(params, buffers, torch.cat(list(distinct.values())).to(task.device))
+        split = {metric: torch.split(value, sizes) for metric, value in whole.items()}
+        parts = {key: {metric: split[metric][i] for metric in split} for i, key in enumerate(distinct)}
+    return [parts[id(index)] for index in indices]
+
+
+def _own_model(
+    method: Method, task: Task, params: Tensors, buffers: Tensors, states: Mapping[int, ClientState], client: int
+) -> tuple[Tensors, Tensors]:
+    """The model of one client: shared tensors, and private ones as the method says they are filled."""
+    filling = _filling(method)
+    if filling == "own":
+        sources = [client]
+    elif filling == "domain":
+        domain = task.federation.clients[client].domain
+        sources = [k for k, c in enumerate(task.federation.clients) if c.domain == domain]
+    else:
+        sources = list(range(len(task.federation)))
+
+    def filled(key: str, initial: Tensors) -> Tensors:
+        seen = [states[k][key] for k in sources if key in states.get(k, {})]
+        if not seen:
+            return initial
+        return {name: torch.stack([s[name].float() for s in seen]).mean(0).to(seen[0][name].dtype) for name in seen[0]}
+
+    own = filled(PRIVATE, {name: task.initial_params[name] for name in task.private})
+    return {**params, **own}, {**buffers, **filled(BUFFERS, {})}

@@ -1,0 +1,188 @@
+"""Named things with parameters, as text: `moon(mu=5) + fedheal(tau=0.3)`, `resnet10(width=16)`.
+
+The same grammar serves methods and models, on the command line and in TOML. Arguments are Python literals by keyword.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Generic, Literal, TypeVar
+
+from equipoise.types import EquipoiseError
+
+Built = TypeVar("Built")
+Value = object  # a Python literal
+
+
+@dataclass(frozen=True)
+class Call:
+    """A name and the arguments that were given to it."""
+
+    name: str
+    arguments: tuple[tuple[str, Value], ...] = ()
+
+    def __str__(self) -> str:
+        inside = ", ".join(f"{name}={value!r}" for name, value in self.arguments)
+        return f"{self.name}({inside})" if inside else self.name
+
+
+def did_you_mean(word: str, choices: Iterable[str]) -> str:
+    """A hint to append to an error, or nothing.
+
+    >>> did_you_mean("fedheel", ["fedheal", "fedavg"])
+    ' Did you mean `fedheal`?'
+    """
+    close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
+    return f" Did you mean `{close[0]}`?" if close else ""
+
+
+def split_list(text: str) -> list[str]:
+    """Split at the commas outside brackets.
+
+    >>> split_list("fedavg, fedheal(tau=0.3, beta=0.4),moon + fedheal")
+    ['fedavg', 'fedheal(tau=0.3, beta=0.4)', 'moon + fedheal']
+    """
+    parts, depth, start = [], 0, 0
+    for i, letter in enumerate(text):
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            parts.append(text[start:i])
+            start = i + 1
+    return [part.strip() for part in [*parts, text[start:]] if part.strip()]
+
+
+def parse_calls(text: str) -> list[Call]:
+    """The calls of a sum.
+
+    >>> [str(call) for call in parse_calls("fedprox(mu=0.01) + fedheal")]
+    ['fedprox(mu=0.01)', 'fedheal']
+    """
+    try:
+        return _calls(ast.parse(text.strip(), mode="eval").body, text)
+    except SyntaxError as error:
+        raise EquipoiseError(f"Cannot read `{text}`: {error.msg}. Write for example `moon(mu=5) + fedheal`.") from None
+
+
+def _calls(node: ast.expr, text: str) -> list[Call]:
+    match node:
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            return [*_calls(left, text), *_calls(right, text)]
+        case ast.Name(id=name):
+            return [Call(name)]
+        case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords):
+            return [Call(name, tuple((_argument_name(k, text), _literal(k.value, name, text)) for k in keywords))]
+        case ast.Call(func=ast.Name(id=name)):
+            raise EquipoiseError(f"Arguments go by keyword, as in `{name}(parameter=value)`. Found `{text}`.")
+    raise EquipoiseError(f"Cannot read `{text}`. Write names joined by `+`, for example `moon(mu=5) + fedheal`.")
+
+
+def _argument_name(keyword: ast.keyword, text: str) -> str:
+    if keyword.arg is None:
+        raise EquipoiseError(f"`**` cannot be used in `{text}`: write each argument as `parameter=value`.")
+    return keyword.arg
+
+
+def _literal(node: ast.expr, name: str, text: str) -> Value:
+    try:
+        return ast.literal_eval(node)
+    except ValueError:
+        shown = ast.unparse(node)
+        raise EquipoiseError(
+            f"Arguments of `{name}` must be plain values; found `{shown}` in `{text}`. Text needs quotes: '{shown}'."
+        ) from None
+
+
+# --------------------------------------------------------------------------- checking arguments against a signature
+@dataclass(frozen=True)
+class Entry(Generic[Built]):
+    """One named builder: its function, and what the documentation says of it."""
+
+    name: str
+    function: Callable[..., Built]
+    title: str = ""
+    reference: str = ""
+    per_dataset: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)  # data set -> parameters that suit it
+
+    @property
+    def parameters(self) -> dict[str, inspect.Parameter]:
+        return dict(inspect.signature(self.function).parameters)
+
+    def check(self, arguments: Mapping[str, Value]) -> dict[str, Value]:
+        """The arguments with numbers brought to their declared type; an error names the first that does not fit."""
+        hints = typing.get_type_hints(self.function)
+        for name in arguments:
+            if name not in self.parameters:
+                known = ", ".join(self.parameters) or "none"
+                raise EquipoiseError(
+                    f"`{self.name}` has no parameter `{name}`.{did_you_mean(name, self.parameters)} Its parameters: {known}."
+                )
+        return {name: fitted(value, hints[name], f"{self.name}({name})") for name, value in arguments.items()}
+
+
+def fitted(value: Value, kind: object, where: str) -> Value:
+    """`value` as the annotation `kind` wants it (an int may stand for a float), or an error that says what is wanted."""
+    origin, options = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        for option in options:
+            try:
+                return fitted(value, option, where)
+            except EquipoiseError as error:
+                mistake = error
+        raise mistake if len([o for o in options if o is not type(None)]) == 1 else _unfit(value, kind, where)
+    if origin is Literal:
+        if value in options and type(value) in {type(option) for option in options}:
+            return value
+        hint = did_you_mean(value, [o for o in options if isinstance(o, str)]) if isinstance(value, str) else ""
+        raise EquipoiseError(f"{where} must be one of {', '.join(map(repr, options))}. Found {value!r}.{hint}")
+    if origin is tuple:
+        if isinstance(value, (list, tuple)):
+            return tuple(fitted(item, options[0], where) for item in value)
+        raise _unfit(value, kind, where)
+    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    if kind is int and isinstance(value, float) and value.is_integer():
+        return int(value)
+    if kind is None or kind is type(None):
+        if value is None:
+            return None
+    elif isinstance(kind, type) and isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    raise _unfit(value, kind, where)
+
+
+def _unfit(value: Value, kind: object, where: str) -> EquipoiseError:
+    names = {"float": "a number", "int": "a whole number", "str": "text in quotes", "bool": "True or False"}
+    wanted = names.get(getattr(kind, "__name__", ""), str(kind).replace("NoneType", "None"))
+    return EquipoiseError(f"{where} must be {wanted}. Found {value!r}.")
+
+
+def require(condition: bool, parameter: str, rule: str, value: Value) -> None:
+    """Refuse a parameter out of its range.
+
+    >>> require(False, "tau", "between 0 and 1", 1.5)
+    Traceback (most recent call last):
+    equipoise.types.EquipoiseError: Parameter `tau` must be between 0 and 1. Found tau=1.5.
+    """
+    if not condition:
+        raise EquipoiseError(f"Parameter `{parameter}` must be {rule}. Found {parameter}={value!r}.")
+
+
+class Registry(dict[str, Entry[Built]]):
+    """Builders by name."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def find(self, name: str) -> Entry[Built]:
+        if name not in self:
+            raise EquipoiseError(
+                f"Unknown {self.kind} `{name}`.{did_you_mean(name, self)} `equipoise {self.kind}s` lists them all."
+            )
+        return self[name]

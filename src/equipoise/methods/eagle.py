@@ -1,0 +1,207 @@
+"""EAGLE: loss-gap parity. Every client should stand equally far from the best it could do alone.
+
+`r_k` is the loss of the global model at client k minus the client's own optimal loss. Its gradient is scaled by
+`w_k = 1 + 4 lam K / (K - 1) (r_k - mean r)`, which is that of the objective `mean L + 2 lam Var(r)`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from equipoise.grammar import require
+from equipoise.method import Method, register
+from equipoise.parts.reports import mean_loss
+from equipoise.parts.weights import Uniform
+from equipoise.roles import Beginning, Phase, Report, Share, Term, Weigh
+from equipoise.types import Local, PerClient, Round, Sent, Shared, State, Tensors, Trained, Weighed
+
+Norm = Literal["sqrtK", "unit", "none"]
+FLAT = (
+    1e-3  # gain of the training loss over `PATIENCE` epochs, relative to the first epoch's, below which a curve is flat
+)
+PATIENCE = 10
+
+
+def gap_weights(gap: Tensor, lam: float, norm: Norm = "none", floor: float | None = None) -> Tensor:
+    """A weight a client from the loss gaps of the round's participants; they may be negative, as in the paper.
+
+    >>> gap_weights(torch.tensor([0.1, 0.3]), lam=1.0)
+    tensor([0.2000, 1.8000])
+    """
+    K = len(gap)
+    if K == 1:
+        return torch.ones_like(gap)
+    weights = 1 + 4 * lam * K / (K - 1) * (gap - gap.mean())
+    if floor is not None:
+        clipped = weights.clamp(min=floor)
+        weights = clipped * (K / clipped.sum())
+    if norm == "none":
+        return weights
+    return weights / torch.linalg.vector_norm(weights) * (K**0.5 if norm == "sqrtK" else 1.0)
+
+
+@dataclass(frozen=True)
+class LossGap(Report):
+    """`gap`, against the optimal loss that the start-up phase found. Its curve of losses stays in the client's state."""
+
+    split: Literal["validation", "train"] = "validation"
+    lstar: Literal["final", "best_val"] = "final"
+    epochs: int = 200
+    early: bool = False  # reported before training, in a probe
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return ("gap", "own optimum")
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("validation",) if self.split == "validation" else ()
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return ("probe",) if self.early else ("train",)
+
+    def start(self, beginning: Beginning) -> list[Tensors]:
+        """Each client trains the model alone until its training loss is flat, or for `epochs`."""
+        m = len(beginning.clients)
+        params = {name: value.expand(m, *value.shape).clone() for name, value in beginning.received.params.items()}
+        buffers = {name: value.expand(m, *value.shape).clone() for name, value in beginning.received.buffers.items()}
+        curve = torch.full((m, self.epochs), torch.nan)
+        judged = torch.full((m, self.epochs), torch.nan)
+        working = list(range(m))
+        for epoch in range(self.epochs):
+            some = torch.tensor(working)
+            trained = beginning.train(
+                {n: v[some] for n, v in params.items()}, {n: v[some] for n, v in buffers.items()}, working, epoch
+            )
+            for kept, new in zip((params, buffers), trained, strict=True):
+                for name, value in new.items():
+                    kept[name][some] = value
+            curve[some, epoch] = beginning.losses(*trained, working, "train").cpu()
+            judged[some, epoch] = beginning.losses(*trained, working, self.split).cpu()
+            working = [i for i in working if not is_flat(curve[i, : epoch + 1])]
+            if not working:
+                break
+        last = (~curve.isnan()).sum(1) - 1
+        final = judged[torch.arange(m), last]
+        best = torch.where(judged.isnan(), torch.inf, judged).amin(1)
+        optimum = final if self.lstar == "final" else best
+        return [{"optimum": optimum[i], "curve": curve[i]} for i in range(m)]
+
+    def __call__(self, trained: Trained) -> Tensors:
+        samples = trained.validation if self.split == "validation" else trained.train
+        loss = mean_loss(trained, trained.received, samples)
+        return {"gap": loss - trained.states[self.key]["optimum"]}
+
+
+def is_flat(curve: Tensor) -> bool:
+    """Whether the last epochs hardly improved on the best loss before them."""
+    if len(curve) <= PATIENCE:
+        return False
+    before, lately = curve[:-PATIENCE].min(), curve[-PATIENCE:].min()
+    return bool(before - lately < FLAT * curve[0])
+
+
+@dataclass(frozen=True)
+class ScaledLoss(Term):
+    """The whole local loss times the weight that the server sent to this client."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("shared weight",)
+
+    def whole(self, loss: Tensor, local: Local) -> Tensor:
+        return local.received.own["weight"].to(loss.dtype) * loss
+
+
+@dataclass(frozen=True)
+class GapShare(Share):
+    """`weight`: each participant's next weight; who was absent keeps the last one."""
+
+    lam: float
+    norm: Norm
+    floor: float | None
+    early: bool
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("gap",)
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return ("shared weight",)
+
+    @property
+    def phases(self) -> tuple[Phase, ...]:
+        return ("probe",) if self.early else ("train",)
+
+    def begin(self, num_clients: int) -> Shared:
+        return {"weight": first_weights(self.norm, num_clients)}
+
+    def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
+        last = state.get("weight", first_weights(self.norm, round.setting.num_clients or len(round.clients)))
+        assert isinstance(last, PerClient)
+        weights = last.put(round.clients, gap_weights(round.reports["gap"], self.lam, self.norm, self.floor))
+        return Sent({"weight": weights}, {"weight": weights})
+
+
+def first_weights(norm: Norm, num_clients: int) -> PerClient:
+    """Weights before any gap is known: equal ones, of the same norm."""
+    return PerClient(default=torch.tensor(num_clients**-0.5 if norm == "unit" else 1.0))
+
+
+@dataclass(frozen=True)
+class GapWeigh(Weigh):
+    """The same weights on the updates instead of on the local losses: `w_k / m`."""
+
+    simplex: ClassVar[bool] = False
+
+    lam: float
+    norm: Norm
+    floor: float | None
+    lag: Literal[0, 1]
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("gap",)
+
+    def __call__(self, round: Round, state: State) -> Weighed:
+        gap = round.reports["gap"]
+        last = state.get("weight", first_weights(self.norm, round.setting.num_clients or len(round.clients)))
+        assert isinstance(last, PerClient)
+        fresh = gap_weights(gap, self.lam, self.norm, self.floor)
+        used = fresh if self.lag == 0 else last.take(round.clients).to(fresh.dtype)
+        state = {"weight": last.put(round.clients, fresh)} if self.lag else {}
+        return Weighed(used / len(used), state, figures={"gap": gap, "w": used})
+
+
+@register(
+    title="Loss-gap parity: equal distance to what each client could reach alone",
+    reference="EAGLE: loss-gap parity for fair federated learning, arXiv 2603.29818",
+    per_dataset={"gaussians": {"lam": 2.0, "gap_split": "train"}},
+)
+def eagle(
+    lam: float = 0.1,
+    norm: Literal["sqrtK", "unit", "none"] = "sqrtK",
+    lag: Literal[0, 1] = 1,
+    floor: float | None = None,
+    gap_split: Literal["validation", "train"] = "validation",
+    lstar: Literal["final", "best_val"] = "final",
+    lstar_epochs: int = 200,
+    apply: Literal["client", "server"] = "client",
+) -> Method:
+    """`norm="unit"` is the paper's; `"sqrtK"` keeps its direction and the step length of FedAvg. `lag=0` measures the gaps
+    of this round's model in a probe before training. `apply="server"` weighs the updates instead of the losses."""
+    require(lam >= 0, "lam", "at least 0", lam)
+    require(floor is None or floor >= 0, "floor", "at least 0, or None to keep negative weights", floor)
+    require(lstar_epochs >= 1, "lstar_epochs", "at least 1", lstar_epochs)
+    early = lag == 0 and apply == "client"
+    reports = (LossGap(gap_split, lstar, lstar_epochs, early),)
+    if apply == "server":
+        return Method(reports=reports, weigh=GapWeigh(lam, norm, floor, lag))
+    share = GapShare(lam, norm, floor, early)
+    return Method(terms=(ScaledLoss(),), reports=reports, weigh=Uniform(), share=(share,))

@@ -1,0 +1,321 @@
+"""F2DC: features are decoupled into domain-robust and domain-related ones, the latter are calibrated, and models are
+averaged with domain-aware weights. Wang et al., arXiv 2603.14238.
+
+`variant="paper"`: deterministic evaluation, domain-aware aggregation, the run's optimiser. `variant="released"`: what the
+public code does: noise in evaluation too, aggregation by samples, SGD 0.1 without momentum or decay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from equipoise.grammar import require
+from equipoise.method import Method, register
+from equipoise.models import Noise, Staged
+from equipoise.parts.reports import ClassCounts
+from equipoise.parts.weights import BySamples
+from equipoise.roles import Mark, Scored, Term, Weigh, Wrap
+from equipoise.types import EquipoiseError, Local, Outputs, PerClient, Round, State, Weighed
+
+REFERENCE = "Wang et al., Domain-skewed federated learning with feature decoupling and calibration, arXiv 2603.14238"
+NoiseKind = Literal["logistic", "double_logistic"]
+View = Literal["bypass", "mean_modules", "domain_modules"]
+
+
+# --------------------------------------------------------------------------- modules
+def convolutions(channels: int, hidden: int, depth: int) -> nn.Sequential:
+    """The shape of both the decoupler and the corrector: bias-free 3x3 convolutions, channels-hidden-...-channels."""
+    widths = [channels, *[hidden] * (depth - 1)]
+    layers: list[nn.Module] = []
+    for a, b in pairwise(widths):
+        layers += [nn.Conv2d(a, b, 3, padding=1, bias=False), nn.BatchNorm2d(b), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Conv2d(hidden, channels, 3, padding=1, bias=False))
+
+
+class RelaxedMask(nn.Module):
+    """A relaxed Bernoulli mask from scores: `sigmoid((S + logistic noise) / sigma)` (eq. 3)."""
+
+    def __init__(self, sigma: float, noise: NoiseKind, stochastic_eval: bool) -> None:
+        super().__init__()
+        self.sigma = sigma
+        self.stochastic_eval = stochastic_eval
+        # True Gumbel noise on both outcomes is one logistic draw; the printed formula subtracts two of them.
+        self.noises = nn.ModuleList(Noise(stochastic_eval) for _ in range(2 if noise == "double_logistic" else 1))
+
+    def forward(self, scores: Tensor) -> Tensor:
+        if self.training or self.stochastic_eval:
+            for sign, noise in zip((1, -1), self.noises, strict=False):
+                scores = scores + sign * torch.logit(noise(scores), eps=1e-7)
+        return torch.sigmoid(scores / self.sigma)
+
+
+class Decoupled(nn.Module):
+    """A staged model with a decoupler, a corrector and an auxiliary head behind some of its stages."""
+
+    def __init__(
+        self, model: Staged, places: tuple[int, ...], maps: tuple[Tensor, ...], classes: int, settings: Decoupling
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.places = places
+        self.bypass = settings.eval_view == "bypass" and not settings.share_modules
+        self.decouplers, self.correctors = nn.ModuleDict(), nn.ModuleDict()
+        self.masks, self.auxiliary = nn.ModuleDict(), nn.ModuleDict()
+        for j in places:
+            channels = maps[j].shape[1]
+            self.decouplers[str(j)] = convolutions(channels, settings.hidden, settings.depth)
+            self.masks[str(j)] = RelaxedMask(settings.sigma, settings.noise, settings.stochastic_eval)
+            if settings.correct:
+                self.correctors[str(j)] = convolutions(channels, settings.hidden, settings.depth)
+            self.auxiliary[str(j)] = nn.Linear(self.pool(j, maps[j]).shape[1], classes)
+
+    def pool(self, place: int, map: Tensor) -> Tensor:
+        return self.model.pool(map) if place == len(self.model.stages) - 1 else map.mean((2, 3))
+
+    def forward(self, x: Tensor) -> Outputs:
+        layers: list[Tensor] = []
+        extra: dict[str, Tensor] = {}
+        for j, stage in enumerate(self.model.stages):
+            x = stage(x)
+            if j in self.places and not (self.bypass and not self.training):
+                x, found = self.decouple(j, x)
+                extra |= found
+            layers.append(x)
+        features = self.model.pool(x)
+        return Outputs(self.model.head(features), features, x, tuple(layers), extra)
+
+    def decouple(self, j: int, f: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """The recombined map f~, and what the losses and the views of the four features need."""
+        key = str(j)
+        mask = self.masks[key](self.decouplers[key](f))
+        plus, minus = mask * f, (1 - mask) * f
+        star = minus + (1 - mask) * self.correctors[key](minus) if key in self.correctors else minus
+        pooled = {"+": self.pool(j, plus), "-": self.pool(j, minus), "*": self.pool(j, star)}
+        extra = {f"l{sign} {j}": feature for sign, feature in pooled.items()}
+        extra |= {f"aux{sign} {j}": self.auxiliary[key](feature) for sign, feature in pooled.items()}
+        if not self.training and j == len(self.model.stages) - 1:  # its Table 7: each feature through the main head
+            extra |= {f"view f{sign}": self.model.head(feature) for sign, feature in pooled.items()}
+        return plus + star, extra
+
+
+@dataclass(frozen=True)
+class Decoupling(Wrap):
+    """Puts the modules behind the chosen stages of a model."""
+
+    layers: tuple[int, ...] = (-1,)
+    sigma: float = 0.1
+    hidden: int = 50
+    depth: Literal[2, 3] = 3
+    noise: NoiseKind = "logistic"
+    correct: bool = True
+    stochastic_eval: bool = False
+    share_modules: bool = True
+    eval_view: View = "bypass"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("feature map",)
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return ("decoupled features",)
+
+    @property
+    def scores(self) -> Scored:
+        return "domain" if self.eval_view == "domain_modules" else "mean"
+
+    def __call__(self, model: nn.Module, classes: int, example: Tensor) -> nn.Module:
+        if not isinstance(model, Staged):
+            raise EquipoiseError(
+                f"f2dc works on feature maps, and the model `{type(model).__name__}` shows none. Use one that is "
+                "equipoise.models.Staged (small_cnn, for example), or give yours stages, a pooling and a head."
+            )
+        stages = len(model.stages)
+        for j in self.layers:
+            require(-stages <= j < stages, "layers", f"positions of the model's {stages} stages", self.layers)
+        places = tuple(sorted({j % stages for j in self.layers}))
+        model.eval()
+        with torch.no_grad():
+            maps = model(example).layers
+        return Decoupled(model, places, maps, classes, self)
+
+    def marks(self, model: nn.Module) -> dict[str, Mark]:
+        if self.share_modules:
+            return {}
+        names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
+        return {name: "private" for name in names if name.split(".")[0] in ("decouplers", "correctors", "auxiliary")}
+
+
+def places_of(local: Local) -> list[str]:
+    return [name.removeprefix("l+ ") for name in local.out.extra if name.startswith("l+ ")]
+
+
+@dataclass(frozen=True)
+class DecouplingLoss(Term):
+    """`lam1` times eq. 5: separate the two features, read the label from f+ and the strongest wrong one from f-."""
+
+    tau: float
+    lam1: float
+    yhat_from: Literal["main", "minus"] = "main"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("decoupled features",)
+
+    def loss(self, local: Local) -> Tensor:
+        extra, places = local.out.extra, places_of(local)
+        total = torch.zeros(())
+        for j in places:
+            confidence = local.out.logits if self.yhat_from == "main" else extra[f"aux- {j}"]
+            label = F.one_hot(local.y, confidence.shape[1]) > 0
+            wrong = torch.where(label, -torch.inf, confidence.detach()).argmax(1)
+            total = (
+                total
+                + F.cosine_similarity(extra[f"l+ {j}"], extra[f"l- {j}"]) / self.tau
+                + F.cross_entropy(extra[f"aux+ {j}"], local.y, reduction="none")
+                + F.cross_entropy(extra[f"aux- {j}"], wrong, reduction="none")
+            )
+        return self.lam1 * total / len(places)
+
+
+@dataclass(frozen=True)
+class CalibrationLoss(Term):
+    """`lam2` times eq. 7: read the label from the calibrated feature."""
+
+    lam2: float
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("decoupled features",)
+
+    def loss(self, local: Local) -> Tensor:
+        places = places_of(local)
+        losses = [F.cross_entropy(local.out.extra[f"aux* {j}"], local.y, reduction="none") for j in places]
+        return self.lam2 * torch.stack(losses).sum(0) / len(places)
+
+
+# --------------------------------------------------------------------------- aggregation
+@dataclass(frozen=True)
+class DomainAware(Weigh):
+    """`p_k ~ sigmoid(a n_k/N - b d_k)`, `d_k` the distance of the client's shares from `1/Q` (eq. 10-11)."""
+
+    a: float = 1.0
+    b: float = 0.4
+    counts: Literal["size", "class"] = "size"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("samples",) if self.counts == "size" else ("samples", "class_counts")
+
+    def __call__(self, round: Round, state: State) -> Weighed:
+        who = "domain-aware aggregation"
+        samples = round.reports["samples"].double()
+        share = samples / round.known("total_samples", who)
+        ideal = 1 / round.known("num_domains", who)
+        if self.counts == "size":  # the paper's approximation: every class has the client's share of all samples
+            classes = round.known("num_classes", who)
+            discrepancy = (classes / 2) ** 0.5 * (share - ideal).abs()
+        else:
+            known = state.get("counts", PerClient())
+            assert isinstance(known, PerClient)
+            counts = round.reports["class_counts"].double()
+            known = known.put(round.clients, counts)
+            totals = known.take(known).sum(0)
+            present = totals > 0
+            shares = counts[:, present] / totals[present]
+            discrepancy = (0.5 * (shares - ideal).square().sum(1)).sqrt()
+            state = {"counts": known}
+        strength = torch.sigmoid(self.a * share - self.b * discrepancy)
+        return Weighed(strength / strength.sum(), state, figures={"samples": samples, "discrepancy": discrepancy})
+
+
+@register(title="Domain-aware weights, F2DC's aggregation alone", reference=REFERENCE)
+def daa(a: float = 1.0, b: float = 0.4, counts: Literal["size", "class"] = "size") -> Method:
+    """A weighting for any local method. `counts="class"` uses true shares per class instead of the approximation."""
+    return Method(reports=(ClassCounts(),) if counts == "class" else (), weigh=DomainAware(a, b, counts))
+
+
+# --------------------------------------------------------------------------- the method
+@register(
+    title="F2DC's two modules and losses, to plug into another method",
+    reference=REFERENCE,
+    per_dataset={"scanners": {"hidden": 16}},
+)
+def f2dc_modules(
+    sigma: float = 0.1,
+    tau: float = 0.06,
+    lam1: float = 0.8,
+    lam2: float = 1.0,
+    dfd: bool = True,
+    dfc: bool = True,
+    layers: tuple[int, ...] = (-1,),
+    hidden: int = 50,
+    depth: Literal[2, 3] = 3,
+    noise: Literal["logistic", "double_logistic"] = "logistic",
+    yhat_from: Literal["main", "minus"] = "main",
+    share_modules: bool = True,
+    eval_view: Literal["bypass", "mean_modules", "domain_modules"] = "bypass",
+    stochastic_eval: bool = False,
+) -> Method:
+    """The host keeps its own terms, weights and merge. `eval_view` says how the global model is scored when the modules
+    stay with the clients (`share_modules=False`)."""
+    require(sigma > 0, "sigma", "above 0", sigma)
+    require(tau > 0, "tau", "above 0", tau)
+    require(lam1 >= 0, "lam1", "at least 0", lam1)
+    require(lam2 >= 0, "lam2", "at least 0", lam2)
+    require(hidden >= 1, "hidden", "at least 1", hidden)
+    require(len(layers) > 0, "layers", "at least one stage", layers)
+    if not (dfd or dfc):
+        return Method()
+    wrap = Decoupling(layers, sigma, hidden, depth, noise, dfc, stochastic_eval, share_modules, eval_view)
+    separate, calibrate = DecouplingLoss(tau, lam1, yhat_from), CalibrationLoss(lam2)
+    return Method(wrap=(wrap,), terms=((separate,) if dfd else ()) + ((calibrate,) if dfc else ()))
+
+
+@register(
+    title="Feature decoupling and calibration, domain-aware aggregation",
+    reference=REFERENCE,
+    per_dataset={"scanners": {"hidden": 16}},  # its maps have 32 channels, not 512
+)
+def f2dc(
+    sigma: float = 0.1,
+    tau: float = 0.06,
+    lam1: float = 0.8,
+    lam2: float = 1.0,
+    a: float = 1.0,
+    b: float = 0.4,
+    dfd: bool = True,
+    dfc: bool = True,
+    daa: bool | None = None,
+    variant: Literal["paper", "released"] = "paper",
+    layers: tuple[int, ...] = (-1,),
+    hidden: int = 50,
+    depth: Literal[2, 3] = 3,
+    noise: Literal["logistic", "double_logistic"] = "logistic",
+    yhat_from: Literal["main", "minus"] = "main",
+    share_modules: bool = True,
+    eval_view: Literal["bypass", "mean_modules", "domain_modules"] = "bypass",
+    stochastic_eval: bool | None = None,
+    daa_counts: Literal["size", "class"] = "size",
+) -> Method:
+    """`dfd`, `dfc` and `daa` switch the parts of its Table 6. What is left at None follows the variant."""
+    released = variant == "released"
+    aware = not released if daa is None else daa
+    noisy = released if stochastic_eval is None else stochastic_eval
+    modules = f2dc_modules(
+        sigma, tau, lam1, lam2, dfd, dfc, layers, hidden, depth, noise, yhat_from, share_modules, eval_view, noisy
+    )
+    plain = (("optimizer", "SGD"), ("lr", 0.1), ("momentum", 0.0), ("weight_decay", 0.0)) if released else ()
+    return Method(
+        wrap=modules.wrap,
+        terms=modules.terms,
+        reports=(ClassCounts(),) if aware and daa_counts == "class" else (),
+        weigh=DomainAware(a, b, daa_counts) if aware else BySamples(),
+        training=plain,
+    )

@@ -1,0 +1,170 @@
+"""FedHEAL: masks of inconsistent updates (FPHL) and weights by masked distance (FAEL). Chen, Huang, Ye, CVPR 2024.
+
+`variant="paper"` is what the formulas say wherever they can be executed; `variant="released"` is what the public code
+computes. Every choice in which the two differ is a parameter of its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, floor
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from equipoise.grammar import require
+from equipoise.method import Method, register
+from equipoise.parts.merges import MaskedMean, WeightedSum
+from equipoise.parts.weights import BySamples, shares
+from equipoise.roles import Shape, Weigh
+from equipoise.types import PerClient, Round, Shaped, State, Weighed
+
+History = Literal["inclusive", "past"]
+Compare = Literal["ge", "gt"]
+Distance = Literal["sq_l2", "l2", "tensor_l2_sum"]
+
+
+def votes_needed(tau: float, seen: int, compare: Compare) -> int:
+    """The least count whose share of `seen` passes the threshold, with ties decided to within 1e-12.
+
+    >>> votes_needed(0.3, 10, "ge"), votes_needed(0.3, 10, "gt")
+    (3, 4)
+    """
+    return ceil((tau - 1e-12) * seen) if compare == "ge" else floor((tau + 1e-12) * seen) + 1
+
+
+def count_type(seen: int) -> torch.dtype:
+    """The smallest integers that count this many rounds."""
+    return torch.uint8 if seen < 256 else torch.int16 if seen < 32768 else torch.int32
+
+
+@dataclass(frozen=True)
+class ConsistencyMask(Shape):
+    """Keeps an entry of an update if its sign agrees with enough of the client's own past (eq. 5-8).
+
+    `up [G]` counts, a client, the rounds in which the entry rose, in the smallest integers that hold it.
+    """
+
+    tau: float
+    history: History = "inclusive"
+    compare: Compare = "ge"
+    zero_rises: bool = True  # an entry that did not move counts as risen
+    mask_buffers: bool = False
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return ("mask",)
+
+    @property
+    def takes_buffers(self) -> bool:
+        return self.mask_buffers
+
+    def __call__(self, round: Round, state: State) -> Shaped:
+        counts, rounds = state.get("up", PerClient()), state.get("seen", PerClient(default=torch.tensor(0)))
+        assert isinstance(counts, PerClient)
+        assert isinstance(rounds, PerClient)
+        rows = round.updates.shaped
+        mask = torch.ones(rows.shape, dtype=torch.bool, device=rows.device)
+        after, seen_after = [], []
+        for i, client in enumerate(round.clients):
+            before = int(rounds[client])
+            rose = rows[i] >= 0 if self.zero_rises else rows[i] > 0
+            past = counts[client] if client in counts else torch.zeros_like(rose, dtype=torch.uint8)
+            up = past.to(count_type(before + 1)) + rose
+            votes, seen = (up, before + 1) if self.history == "inclusive" else (past, before)
+            if seen > 0:
+                needed = votes_needed(self.tau, seen, self.compare)
+                # A threshold that nobody can pass is kept from the comparison: it would wrap around in small integers.
+                mask[i] = torch.where(rose, votes >= needed, votes <= seen - needed) if needed <= seen else False
+            after.append(up)
+            seen_after.append(torch.tensor(before + 1))
+        updates = round.updates.with_mask(mask)
+        return Shaped(updates, {"up": counts.put(round.clients, after), "seen": rounds.put(round.clients, seen_after)})
+
+
+@dataclass(frozen=True)
+class DistanceWeigh(Weigh):
+    """More weight to clients whose masked update is long, with momentum (eq. 11-13)."""
+
+    beta: float
+    distance: Distance = "sq_l2"
+    init: Literal["size", "uniform"] = "size"
+    carry: Literal["normalized", "raw"] = "normalized"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("samples",) if self.init == "size" else ()
+
+    def __call__(self, round: Round, state: State) -> Weighed:
+        weights, momenta = state.get("p", PerClient()), state.get("dp", PerClient())
+        assert isinstance(weights, PerClient)
+        assert isinstance(momenta, PerClient)
+        distance = self._distances(round)
+        first = shares(round.reports["samples"].double() if self.init == "size" else torch.ones_like(distance))
+        known = [client in weights for client in round.clients]
+        p = torch.stack(
+            [weights[c] if k else first[i] for i, (c, k) in enumerate(zip(round.clients, known, strict=True))]
+        )
+        dp = torch.stack(
+            [momenta[c] if k else torch.zeros_like(p[0]) for c, k in zip(round.clients, known, strict=True)]
+        )
+        dp = (1 - self.beta) * dp + self.beta * shares(distance)
+        p = p + dp
+        normalised = p / p.sum()
+        carried = normalised if self.carry == "normalized" else p
+        state = {"p": weights.put(round.clients, carried), "dp": momenta.put(round.clients, dp)}
+        return Weighed(normalised, state, figures={"distance": distance})
+
+    def _distances(self, round: Round) -> Tensor:
+        layout = round.setting.layout
+        assert layout is not None  # aggregate fills it
+        columns = slice(0, layout.parameter_size)
+        if self.distance == "tensor_l2_sum":
+            return torch.stack([round.updates.squared_norms(s).sqrt() for s in layout.parameter_slices]).sum(0)
+        squared = round.updates.squared_norms(slice(None) if layout.parameter_size == layout.size else columns)
+        return squared.sqrt() if self.distance == "l2" else squared
+
+
+@register(
+    title="Masks of inconsistent updates, weights by masked distance",
+    reference="Chen, Huang, Ye, Fair federated learning under domain skew with local consistency and domain diversity, "
+    "CVPR 2024",
+    per_dataset={"digits": {"tau": 0.3}, "office-caltech": {"tau": 0.4}},
+)
+def fedheal(
+    tau: float = 0.3,
+    beta: float = 0.4,
+    variant: Literal["paper", "released"] = "paper",
+    fphl: bool = True,
+    fael: bool = True,
+    history: Literal["inclusive", "past"] | None = None,
+    compare: Literal["ge", "gt"] | None = None,
+    distance: Literal["sq_l2", "l2", "tensor_l2_sum"] | None = None,
+    init: Literal["size", "uniform"] | None = None,
+    carry: Literal["normalized", "raw"] | None = None,
+    mask_buffers: bool | None = None,
+) -> Method:
+    """`fphl=False` or `fael=False` leaves one of the two halves out (the paper's ablation). A choice left at None follows
+    the variant."""
+    require(0 <= tau <= 1, "tau", "between 0 and 1", tau)
+    require(0 <= beta <= 1, "beta", "between 0 and 1", beta)
+    paper = variant == "paper"
+    mask = ConsistencyMask(
+        tau,
+        history or ("inclusive" if paper else "past"),
+        compare or ("ge" if paper else "gt"),
+        zero_rises=paper,
+        mask_buffers=not paper if mask_buffers is None else mask_buffers,
+    )
+    weigh = DistanceWeigh(
+        beta,
+        distance or ("sq_l2" if paper else "tensor_l2_sum"),
+        init or ("size" if paper else "uniform"),
+        carry or ("normalized" if paper else "raw"),
+    )
+    return Method(
+        shape=(mask,) if fphl else (),
+        weigh=weigh if fael else BySamples(),
+        merge=MaskedMean() if fphl else WeightedSum(),
+    )

@@ -1,0 +1,40 @@
+"""The models by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import nn
+
+from equipoise import seeds
+from equipoise.grammar import Entry, Registry, parse_calls
+from equipoise.models.small import linear, mlp, small_cnn
+from equipoise.types import EquipoiseError
+
+MODELS: Registry[nn.Module] = Registry("model")
+
+
+def _register(function: Callable[..., nn.Module]) -> None:
+    MODELS[function.__name__] = Entry(function.__name__, function, (function.__doc__ or "").strip().split("\n")[0])
+
+
+for builder in (linear, mlp, small_cnn):
+    _register(builder)
+
+
+def build_model(text: str, input_shape: tuple[int, ...], classes: int, seed: int = 0) -> nn.Module:
+    """A freshly initialised model from text such as `mlp(hidden=(64,))`.
+
+    >>> sum(p.numel() for p in build_model("linear", (784,), 10).parameters())
+    7850
+    """
+    calls = parse_calls(text)
+    if len(calls) != 1:
+        raise EquipoiseError(f"Name one model. Found `{text}`.")
+    entry = MODELS.find(calls[0].name)
+    given = dict(calls[0].arguments)
+    reserved = {"input_shape", "classes"} & set(given)
+    if reserved:
+        raise EquipoiseError(f"`{reserved.pop()}` of a model follows from the data. Leave it out of `{text}`.")
+    arguments = entry.check(given)
+    return seeds.initialised(lambda: entry.function(input_shape, classes, **arguments), seed, "model")

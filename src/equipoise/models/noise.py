@@ -1,0 +1,52 @@
+"""Noise inside a model, handed in as a tensor: nothing here calls a random generator."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class Noise(nn.Module):
+    """A place where a model takes uniform draws from (0, 1), one an entry.
+
+    The runner fills `draws` through `functional_call`. Called without draws, as when a task is set up, it notes the shape
+    that it will need and returns 0.5 everywhere. `in_evaluation` asks for draws in eval mode, too.
+    """
+
+    draws: Tensor
+
+    def __init__(self, in_evaluation: bool = False) -> None:
+        super().__init__()
+        self.in_evaluation = in_evaluation
+        self.register_buffer("draws", torch.empty(0), persistent=False)
+        self.shape: tuple[int, ...] = ()
+
+    def forward(self, like: Tensor) -> Tensor:
+        if self.draws.numel() == 0:
+            self.shape = tuple(like.shape[1:])
+            return torch.full_like(like, 0.5)
+        return self.draws
+
+
+class Dropout(nn.Module):
+    """Dropout whose noise the runner draws. Takes the place of `nn.Dropout` when a task is set up."""
+
+    def __init__(self, p: float) -> None:
+        super().__init__()
+        self.p = p
+        self.noise = Noise()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return x
+        return torch.where(self.noise(x) >= self.p, x / (1 - self.p), 0.0)
+
+
+def hand_in_noise(model: nn.Module) -> nn.Module:
+    """The model with every `nn.Dropout` replaced by one whose noise is handed in."""
+    for name, child in list(model.named_children()):
+        if type(child) is nn.Dropout:
+            setattr(model, name, Dropout(child.p) if child.p > 0 else nn.Identity())
+        else:
+            hand_in_noise(child)
+    return model

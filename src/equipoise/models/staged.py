@@ -1,0 +1,34 @@
+"""A model in stages: what methods that work on feature maps need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from torch import Tensor, nn
+
+from equipoise.types import Outputs
+
+
+class Staged(nn.Module):
+    """Stages that map feature maps to feature maps, a pooling, a linear head."""
+
+    def __init__(
+        self, stages: Sequence[nn.Module], head: nn.Linear, pooling: Literal["mean", "flatten"] = "mean"
+    ) -> None:
+        super().__init__()
+        self.stages = nn.ModuleList(stages)
+        self.head = head
+        self.pooling = pooling
+
+    def pool(self, map: Tensor) -> Tensor:
+        """The feature vector of the last feature map."""
+        return map.mean((2, 3)) if self.pooling == "mean" else map.flatten(1)
+
+    def forward(self, x: Tensor) -> Outputs:
+        layers = []
+        for stage in self.stages:
+            x = stage(x)
+            layers.append(x)
+        features = self.pool(x)
+        return Outputs(self.head(features), features, x, tuple(layers))

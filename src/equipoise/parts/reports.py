@@ -1,0 +1,61 @@
+"""What clients send besides their updates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from equipoise.roles import Report
+from equipoise.types import Received, Samples, Tensors, Trained
+
+
+def mean_loss(trained: Trained, model: Received, samples: Samples) -> Tensor:
+    """Mean cross-entropy of a model on some samples, eval mode, each sample with the same weight."""
+    total = torch.zeros(())
+    for x, y, valid in trained.chunks(samples):
+        losses = F.cross_entropy(trained.apply(model.params, model.buffers, x).logits, y, reduction="none")
+        total = total + (losses if valid is None else losses * valid).sum()
+    return total / samples.size
+
+
+@dataclass(frozen=True)
+class SampleCount(Report):
+    """`samples`: the number of training samples."""
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return ("samples",)
+
+    def __call__(self, trained: Trained) -> Tensors:
+        return {"samples": trained.train.size}
+
+
+@dataclass(frozen=True)
+class GlobalLoss(Report):
+    """`loss`: of the received model on the training data, before training."""
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return ("loss",)
+
+    def __call__(self, trained: Trained) -> Tensors:
+        return {"loss": mean_loss(trained, trained.received, trained.train)}
+
+
+@dataclass(frozen=True)
+class ClassCounts(Report):
+    """`class_counts`: training samples of each class."""
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return ("class_counts",)
+
+    def __call__(self, trained: Trained) -> Tensors:
+        counts = torch.zeros(trained.classes)
+        for _, y, valid in trained.chunks(trained.train):
+            member = F.one_hot(y, trained.classes).to(counts.dtype)
+            counts = counts + (member if valid is None else member * valid[:, None]).sum(0)
+        return {"class_counts": counts}

@@ -1,0 +1,33 @@
+"""Edits of the direction before it is added to the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from equipoise.roles import Step
+from equipoise.types import Round, State, Stepped
+
+
+@dataclass(frozen=True)
+class ServerRate(Step):
+    """The direction times a server learning rate."""
+
+    rate: float
+
+    def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
+        return Stepped(direction * self.rate)
+
+
+@dataclass(frozen=True)
+class LengthOfMean(Step):
+    """The direction, rescaled to the length of the plain mean of the updates as they came (FedFV).
+
+    Exactly opposite updates project each other to nothing; then the plain mean itself is taken.
+    """
+
+    def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
+        mean = round.updates.rows.mean(0)
+        length = direction.norm()
+        return Stepped(direction * (mean.norm() / length) if length > 0 else mean)

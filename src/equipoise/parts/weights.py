@@ -1,0 +1,79 @@
+"""Weightings that several methods use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from equipoise.roles import Weigh
+from equipoise.types import EquipoiseError, Round, State, Weighed
+
+
+def shares(values: Tensor) -> Tensor:
+    """Values divided by their sum; equal shares when all are zero.
+
+    >>> shares(torch.tensor([1.0, 3.0])), shares(torch.zeros(2))
+    (tensor([0.2500, 0.7500]), tensor([0.5000, 0.5000]))
+    """
+    total = values.sum()
+    return torch.where(total > 0, values / total.clamp(min=torch.finfo(values.dtype).tiny), 1 / len(values))
+
+
+@dataclass(frozen=True)
+class BySamples(Weigh):
+    """FedAvg's: the share of the round's training samples."""
+
+    rank: ClassVar[int] = 0
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("samples",)
+
+    def __call__(self, round: Round, state: State) -> Weighed:
+        samples = round.reports["samples"].double()
+        return Weighed(shares(samples), figures={"samples": samples})
+
+
+@dataclass(frozen=True)
+class Uniform(Weigh):
+    """Equal weights."""
+
+    rank: ClassVar[int] = 1
+
+    def __call__(self, round: Round, state: State) -> Weighed:
+        m = len(round.clients)
+        return Weighed(torch.full((m,), 1 / m, dtype=torch.float64))
+
+
+@dataclass(frozen=True)
+class PowerOfLoss(Weigh):
+    """q-FFL's weights with their divisor: `L F_k^q / sum_j (q F_j^(q-1) ||L h_j||^2 + L F_j^q)`, `L = 1/lr`.
+
+    `F` is the loss of the received model, `h` the shaped update. With `scale="raw"` the update itself stands for the
+    gradient (FedFE's literal eq. 8), and the factor `L` before `h` goes.
+    """
+
+    simplex: ClassVar[bool] = False
+
+    q: float
+    lr: float | None = None
+    scale: Literal["lr", "raw"] = "lr"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("loss",)
+
+    def __call__(self, round: Round, state: State) -> Weighed:
+        rate = self.lr if self.lr is not None else round.known("lr", "q-weighting (L = 1/lr)")
+        loss = round.reports["loss"].double() + 1e-10
+        if not bool((loss > 0).all()):
+            raise EquipoiseError(f"q-weighting needs losses above zero. Found loss={round.reports['loss'].tolist()}.")
+        # Powers are taken of losses relative to the largest one, which then cancels: no overflow for any q.
+        power = (loss / loss.max()) ** self.q
+        L = 1 / rate
+        gain = L if self.scale == "lr" else 1.0
+        divisor = (self.q * power / loss * gain**2 * round.updates.squared_norms() + L * power).sum()
+        return Weighed(gain * power / divisor, figures={"loss": loss})

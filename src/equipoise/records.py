@@ -1,0 +1,89 @@
+"""What a run leaves behind: `manifest.json` says what was done, `records.parquet` what was measured.
+
+Nothing is averaged before it is stored: one row a round, client, split and metric.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import version
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from equipoise.run import Run
+from equipoise.types import EquipoiseError
+
+SCHEMA = 1
+RECORDS = pa.schema(
+    [
+        ("round", pa.int32()),
+        ("client", pa.string()),
+        ("domain", pa.string()),
+        ("split", pa.string()),
+        ("metric", pa.string()),
+        ("value", pa.float64()),
+        ("samples", pa.int32()),
+    ]
+)
+
+
+def manifest(run: Run) -> dict[str, object]:
+    """All that is needed to know what a run was, and to do it again."""
+    data = run.federation
+    return {
+        "schema": SCHEMA,
+        "status": "finished",
+        "method": str(run.method),
+        "parameters": run.method.describe(),
+        "data": {
+            "name": data.name,
+            "fingerprint": data.fingerprint,
+            "clients": [{"name": c.name, "domain": c.domain, "train": len(c.train)} for c in data.clients],
+            "classes": list(data.classes),
+            "notes": list(data.notes),
+        },
+        "model": run.model,
+        "training": asdict(run.task.training),
+        **run.settings,
+        "seed": run.seed,
+        "runner": run.runner,
+        "evaluated": {"model": run.scored, "split": "test"},
+        "warnings": list(run.warnings),
+        "seconds": round(run.seconds, 3),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("equipoise", "torch", "numpy", "pyarrow")},
+        },
+    }
+
+
+def run_name(run: Run) -> str:
+    """A folder name that tells runs of different settings apart: `scanners-fedheal-seed0-1f2e3d4c`."""
+    facts = {k: v for k, v in manifest(run).items() if k not in ("seconds", "versions", "warnings", "runner", "status")}
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()[:8]
+    parts = (run.federation.name, str(run.method), f"seed{run.seed}", digest)
+    return "-".join(re.sub(r"[^A-Za-z0-9.]+", "_", part).strip("_.")[:60] for part in parts)
+
+
+def save(run: Run, folder: Path) -> Path:
+    """Write the run into a folder of its own below `folder`, and return it."""
+    place = folder / run_name(run)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        rows = [{"round": record.round, **asdict(score)} for record in run.rounds for score in record.scores]
+        pq.write_table(pa.Table.from_pylist(rows, schema=RECORDS), place / "records.parquet")
+        (place / "manifest.json").write_text(json.dumps(manifest(run), indent=2, default=_plain) + "\n")
+    except OSError as error:
+        raise EquipoiseError(f"Cannot write the run to `{place}`: {error.strerror}. Choose another --out.") from None
+    return place
+
+
+def _plain(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else str(value)

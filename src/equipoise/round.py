@@ -1,0 +1,428 @@
+"""One federated round as two pure functions: all state goes in and comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from equipoise.fitting import Fitted, Start, fit, for_each, pick
+from equipoise.grammar import did_you_mean
+from equipoise.method import Method
+from equipoise.roles import Beginning, ClientPart, Part, Phase, Report
+from equipoise.task import Task, stacked
+from equipoise.types import (
+    REPORTS,
+    Broadcast,
+    ClientState,
+    EquipoiseError,
+    Layout,
+    Memory,
+    PerClient,
+    Received,
+    Replies,
+    Reports,
+    Round,
+    Samples,
+    Server,
+    Setting,
+    Shared,
+    Tensors,
+    Trained,
+)
+from equipoise.updates import Updates
+
+PRIVATE, BUFFERS = "private parameters", "own buffers"  # what a client keeps beside the states of parts
+
+
+# --------------------------------------------------------------------------- the client's half
+def client_round(
+    method: Method,
+    task: Task,
+    clients: Sequence[int],
+    broadcast: Broadcast,
+    states: Mapping[int, ClientState],
+    seed: int,
+    phase: Phase = "train",
+) -> tuple[Replies, dict[int, ClientState]]:
+    """What these clients do in one phase of a round, and what they keep.
+
+    `start` happens once a client, also for one that joins late, and fills its state. `probe` reports on the received model
+    without training. `train` trains and reports. Several clients are vectorised; the numbers do not depend on how the
+    clients of a round are grouped.
+    """
+    if phase == "start":
+        return Replies(tuple(clients), {}), _start(method, task, clients, broadcast, seed)
+    start = _start_of(task, clients, broadcast, states)
+    m = len(clients)
+    params = {**stacked(start.params, m), **start.own_params}
+    buffers = {**stacked(start.buffers, m), **start.own_buffers}
+    if phase == "probe":
+        untouched = torch.zeros(m, device=task.device)
+        fitted = Fitted(params, buffers, untouched, untouched)
+    else:
+        fitted = fit(
+            task, method.terms, clients, start, params=params, buffers=buffers,
+            round=broadcast.round, rounds=broadcast.rounds, seed=seed,
+        )  # fmt: skip
+    reports, kept = _conclude(method, task, clients, start, fitted, broadcast, seed, phase)
+    if phase == "probe":
+        return Replies(tuple(clients), reports), dict(states)
+    updates = task.layout.join(fitted.params, lead=1).sub_(broadcast.theta)
+    travelling = {name: fitted.buffers[name] for name, policy in task.policies.items() if policy == "average"}
+    return Replies(tuple(clients), reports, updates, travelling), kept
+
+
+def _start_of(task: Task, clients: Sequence[int], broadcast: Broadcast, states: Mapping[int, ClientState]) -> Start:
+    mine = [states.get(c, {}) for c in clients]
+
+    def stack_of(key: str, initial: Tensors) -> Tensors:
+        each = [{**initial, **state.get(key, {})} for state in mine]
+        return {name: torch.stack([one[name] for one in each]) for name in initial}
+
+    local = {name: broadcast.buffers[name] for name, policy in task.policies.items() if policy == "local"}
+    parts = [key for key in (mine[0] if mine else {}) if key not in (PRIVATE, BUFFERS)]
+    return Start(
+        params=task.layout.split(broadcast.theta),
+        buffers={name: value for name, value in broadcast.buffers.items() if name not in local},
+        shared={name: value for name, value in broadcast.shared.items() if isinstance(value, Tensor)},
+        own_params=stack_of(
+            PRIVATE, {name: task.initial_params[name] for name in task.initial_params if name in task.private}
+        ),
+        own_buffers=stack_of(BUFFERS, local),
+        own={name: value.take(clients) for name, value in broadcast.shared.items() if isinstance(value, PerClient)},
+        states={
+            key: {name: torch.stack([state[key][name] for state in mine]) for name in mine[0][key]} for key in parts
+        },
+    )
+
+
+def _samples(task: Task, clients: Sequence[int], split: str) -> Samples:
+    """The clients' samples of one split, stacked; shorter ones are padded."""
+    each = [getattr(task.federation.clients[c], split) for c in clients]
+    longest = max(len(index) for index in each)
+    if all(len(index) == longest for index in each):
+        return Samples(torch.stack(each).to(task.device), None)
+    index = torch.stack([F.pad(one, (0, longest - len(one))) for one in each])
+    valid = torch.stack([(torch.arange(longest) < len(one)).float() for one in each])
+    return Samples(index.to(task.device), valid.to(task.device))
+
+
+@torch.no_grad()
+def _conclude(
+    method: Method,
+    task: Task,
+    clients: Sequence[int],
+    start: Start,
+    fitted: Fitted,
+    broadcast: Broadcast,
+    seed: int,
+    phase: Phase,
+) -> tuple[Reports, dict[int, ClientState]]:
+    """Reports and next states, from the trained models."""
+    asked = [report for report in method.reports if phase in report.phases]
+    trains = phase == "train"
+
+    def view(
+        model: tuple[Tensors, Tensors, Tensor, Tensor],
+        own: tuple[Tensors, Tensors, Tensors, ClientState],
+        train: Samples,
+        validation: Samples,
+        path: tuple[int | str, ...] = (),
+    ) -> Trained:
+        params, buffers, steps, loss = model
+        own_params, own_buffers, sent, states = own
+        trained = Trained(
+            start.received(own_params, own_buffers, sent), params, buffers, states, states, train, validation, steps, loss,
+            broadcast.round, task.training.lr, task.training.momentum, task.classes, task.layout, task.modules["eval"],
+            task.chunks, task.apply, path,
+        )  # fmt: skip
+        after = {term.key: term.finish(trained) for term in method.terms} if trains else {}
+        return trained._replace(next_states={**states, **{key: state for key, state in after.items() if state}})
+
+    def results(reports: Sequence[Report], trained: Trained) -> Reports:
+        return {name: value for report in reports for name, value in report(trained).items()}
+
+    def together(*args: Any) -> tuple[Reports, ClientState]:
+        trained = view(*args)
+        return results([r for r in asked if r.stacks], trained), trained.next_states
+
+    def apart(reports: Sequence[Report]) -> list[Reports]:
+        found = []
+        for i, client in enumerate(clients):
+            model, own = pick((tuple(fitted), start.per_client), i)
+            train, validation = (pick(_samples(task, [client], s), 0) for s in ("train", "validation"))
+            found.append(results(reports, view(model, own, train, validation, (seed, broadcast.round, client))))
+        return found
+
+    model = tuple(fitted)
+    train, validation = _samples(task, clients, "train"), _samples(task, clients, "validation")
+    values, states = for_each(together, len(clients))(model, start.per_client, train, validation)
+    alone = [r for r in asked if not r.stacks or task.evaluates_in_batches]
+    if alone:
+        each = apart(alone)
+        values |= {name: torch.stack([one[name] for one in each]) for name in each[0]}
+    kept: dict[int, ClientState] = {}
+    for i, client in enumerate(clients):
+        kept[client] = pick(states, i)
+        if task.private:
+            kept[client][PRIVATE] = {name: fitted.params[name][i] for name in sorted(task.private)}
+        if start.own_buffers:
+            kept[client][BUFFERS] = {name: fitted.buffers[name][i] for name in start.own_buffers}
+    return values, kept
+
+
+def _start(
+    method: Method, task: Task, clients: Sequence[int], broadcast: Broadcast, seed: int
+) -> dict[int, ClientState]:
+    """The states of clients that take part for the first time."""
+    start = _start_of(task, clients, broadcast, {})
+    once = replace(task.training, epochs=1, steps=None)
+
+    def restricted(positions: Sequence[int]) -> tuple[list[int], Start]:
+        ids = [clients[i] for i in positions]
+        return ids, _start_of(task, ids, broadcast, {})
+
+    def train(params: Tensors, buffers: Tensors, positions: Sequence[int], epoch: int) -> tuple[Tensors, Tensors]:
+        ids, begin = restricted(positions)
+        fitted = fit(
+            task, (), ids, begin, params=params, buffers=buffers, round=epoch, rounds=1, seed=seed, training=once,
+            purpose="own optimum",
+        )  # fmt: skip
+        return fitted.params, fitted.buffers
+
+    @torch.no_grad()
+    def losses(params: Tensors, buffers: Tensors, positions: Sequence[int], split: str) -> Tensor:
+        found = []
+        for place, i in enumerate(positions):
+            index = getattr(task.federation.clients[clients[i]], split).to(task.device)
+            found.append(task.scores(pick(params, place), pick(buffers, place), index)["loss"].mean())
+        return torch.stack(found)
+
+    private = {name: task.initial_params[name] for name in task.private}
+    received = Received({**start.params, **private}, dict(broadcast.buffers), start.shared, {})
+    beginning = Beginning(clients, received, train, losses)
+    states: dict[int, ClientState] = {c: {} for c in clients}
+    for part in (*method.terms, *method.reports):
+        if type(part).start is not ClientPart.start:
+            for client, state in zip(clients, part.start(beginning), strict=True):
+                if state:
+                    states[client][part.key] = state
+    return states
+
+
+# --------------------------------------------------------------------------- the server's half
+@dataclass(frozen=True)
+class Aggregated:
+    """What the server's rule made of one round."""
+
+    theta: Tensor  # [G], the next model
+    direction: Tensor  # [G], exactly theta minus the model before
+    weights: Tensor  # [m], factors on the shaped updates, any divisor inside
+    broadcast: Shared  # what `share` computed from the reports alone
+    server: Memory  # pass it back next round
+    tensor_weights: Tensor | None = None  # [m, tensors], for rules with weights per tensor
+    evaluated: Tensor | None = None  # [G], when another iterate than theta is to be scored
+    figures: Mapping[str, Tensor] = field(default_factory=dict)  # what the weights came from
+    warnings: tuple[str, ...] = ()
+
+
+def aggregate(
+    method: Method,
+    theta: Tensor,
+    updates: Tensor,
+    *,
+    clients: Sequence[int],
+    reports: Mapping[str, Tensor],
+    server: Memory | None = None,
+    num_clients: int | None = None,
+    rounds: int | None = None,
+    layout: Layout | Mapping[str, Sequence[int]] | None = None,
+    num_classes: int | None = None,
+    num_domains: int | None = None,
+    total_samples: int | None = None,
+) -> Aggregated:
+    """The server's rule alone, on plain tensors: put it under any framework.
+
+    Args:
+        method: what `parse` or a method function gives.
+        theta: `[G]`, the model that the clients received.
+        updates: `[m, G]`, their models minus `theta`.
+        clients: the m ids. Rules with a memory recognise a client by its id.
+        reports: stacked values under the names of `equipoise.types.REPORTS`; only what the method needs.
+        server: the `.server` of the round before; None in the first round.
+        num_clients, rounds, num_classes, num_domains, total_samples: facts of the federation, for rules that need them.
+        layout: named tensors and their shapes, for rules that look at tensors one by one. Default: one tensor.
+
+    >>> from equipoise import aggregate, parse
+    >>> updates = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
+    >>> result = aggregate(parse("fedavg"), torch.zeros(2), updates, clients=[0, 1],
+    ...                    reports={"samples": torch.tensor([1.0, 3.0])})
+    >>> result.theta, result.weights
+    (tensor([0.2500, 1.5000]), tensor([0.2500, 0.7500]))
+    """
+    if layout is not None and not isinstance(layout, Layout):
+        layout = Layout.of(layout)
+    known = Setting(
+        rounds,
+        num_clients,
+        num_classes,
+        num_domains,
+        total_samples,
+        None,
+        layout or Layout(("theta",), ((theta.shape[0],),)),
+    )
+    return _aggregate(method, theta, updates, tuple(int(c) for c in clients), dict(reports), server or Memory(), known)
+
+
+def _aggregate(
+    method: Method,
+    theta: Tensor,
+    updates: Tensor,
+    clients: tuple[int, ...],
+    reports: Reports,
+    memory: Memory,
+    setting: Setting,
+) -> Aggregated:
+    _check_inputs(theta, updates, clients, reports, setting)
+    round = Round(theta, Updates(updates), clients, reports, memory.round, setting)
+    parts = dict(memory.parts)
+
+    def state_of(part: Part) -> Any:
+        _check_needs(part, reports)
+        return parts.get(part.key, {})
+
+    for shape in method.shape:
+        shaped = shape(round, state_of(shape))
+        round = round._replace(updates=shaped.updates)
+        parts[shape.key] = shaped.state
+    weighed = method.weigh(round, state_of(method.weigh))
+    parts[method.weigh.key] = weighed.state
+    _check_needs(method.merge, reports)
+    merged = method.merge(round, weighed.weights)
+    direction, evaluated = merged.direction, None
+    for step in method.step:
+        stepped = step(round, direction, state_of(step))
+        direction, parts[step.key] = stepped.direction, stepped.state
+        evaluated = stepped.evaluated if stepped.evaluated is not None else evaluated
+    after = theta + direction.to(theta.dtype)
+    sent, parts = _share(method, round, after, parts, "train")
+    return Aggregated(
+        theta=after,
+        direction=after - theta,
+        weights=weighed.weights.to(theta.dtype),
+        broadcast=sent,
+        server=Memory(
+            memory.round + 1, {key: state for key, state in parts.items() if state}, {**memory.shared, **sent}
+        ),
+        tensor_weights=merged.tensor_weights,
+        evaluated=evaluated,
+        figures=weighed.figures,
+        warnings=(weighed.warning,) if weighed.warning else (),
+    )
+
+
+def _share(
+    method: Method, round: Round, theta: Tensor, parts: dict[str, Any], phase: Phase
+) -> tuple[Shared, dict[str, Any]]:
+    sent: Shared = {}
+    for share in method.share:
+        if phase in share.phases:
+            _check_needs(share, round.reports)
+            result = share(round, theta, parts.get(share.key, {}))
+            sent |= result.shared
+            parts[share.key] = result.state
+    return sent, parts
+
+
+def begin(method: Method, task: Task) -> Server:
+    """The server before the first round, with what goes down in it."""
+    server = task.server()
+    shared: Shared = {}
+    for share in method.share:
+        shared |= share.begin(len(task.federation))
+    return replace(server, memory=Memory(shared=shared))
+
+
+def broadcast_of(server: Server, rounds: int) -> Broadcast:
+    """What the server sends down in its current round."""
+    return Broadcast(server.theta, server.buffers, server.memory.shared, server.memory.round, rounds)
+
+
+def server_probe(method: Method, server: Server, replies: Replies, setting: Setting) -> Server:
+    """After a probe: `share` alone."""
+    empty = Updates(server.theta.new_zeros(len(replies.clients), 0))
+    round = Round(server.theta, empty, replies.clients, replies.reports, server.memory.round, setting)
+    sent, parts = _share(method, round, server.theta, dict(server.memory.parts), "probe")
+    return replace(server, memory=replace(server.memory, parts=parts, shared={**server.memory.shared, **sent}))
+
+
+def server_round(method: Method, server: Server, replies: Replies, setting: Setting) -> tuple[Server, Aggregated]:
+    """The next server, and what the rule made of the round."""
+    assert replies.updates is not None
+    theta, updates = server.theta, replies.updates
+    averaged = {name: server.buffers[name] for name in replies.buffers}
+    floats = Layout.of({name: value for name, value in averaged.items() if value.is_floating_point()})
+    together = any(shape.takes_buffers for shape in method.shape) and bool(floats.names)
+    if together:  # buffers become further columns of the updates
+        theta = torch.cat([theta, floats.join(averaged)])
+        moved = floats.join(replies.buffers, lead=1) - floats.join(averaged)
+        updates = torch.cat([updates, moved], dim=1)
+        layout = setting.layout or Layout(("theta",), ((server.theta.shape[0],),))
+        setting = setting._replace(
+            layout=Layout(layout.names + floats.names, layout.shapes + floats.shapes, len(layout.names))
+        )
+    result = _aggregate(method, theta, updates, replies.clients, replies.reports, server.memory, setting)
+    size = server.theta.shape[0]
+    weights = result.weights if method.weigh.simplex else replies.reports["samples"] / replies.reports["samples"].sum()
+    buffers = {**server.buffers, **_average_buffers(replies.buffers, weights)}
+    if together:
+        buffers |= floats.split(result.theta[size:])
+        result = replace(result, theta=result.theta[:size], direction=result.direction[:size])
+    return Server(result.theta, buffers, result.server, result.evaluated), result
+
+
+def _average_buffers(buffers: Tensors, weights: Tensor) -> Tensors:
+    """Convex averages; a counter takes the largest value."""
+
+    def average(stack: Tensor) -> Tensor:
+        if not stack.is_floating_point():
+            return stack.amax(0)
+        return (weights.to(stack.dtype) @ stack.flatten(1)).view(stack.shape[1:])
+
+    return {name: average(stack) for name, stack in buffers.items()}
+
+
+def _check_inputs(theta: Tensor, updates: Tensor, clients: tuple[int, ...], reports: Reports, setting: Setting) -> None:
+    m = len(clients)
+    if theta.dim() != 1 or tuple(updates.shape) != (m, theta.shape[0]):
+        raise EquipoiseError(
+            f"`updates` must be [{m}, {theta.shape[0]}]: one row for each of the {m} clients, as long as theta "
+            f"{list(theta.shape)}. Found {list(updates.shape)}."
+        )
+    if m == 0:
+        raise EquipoiseError("A round needs at least one client. Found none.")
+    if len(set(clients)) != m:
+        raise EquipoiseError(f"Each client counts once a round. Found clients={list(clients)}.")
+    if setting.layout is not None and setting.layout.size != theta.shape[0]:
+        raise EquipoiseError(f"`layout` describes {setting.layout.size} values, theta has {theta.shape[0]}.")
+    for name, value in reports.items():
+        if name not in REPORTS:
+            known = ", ".join(REPORTS)
+            raise EquipoiseError(f"Unknown report `{name}`.{did_you_mean(name, REPORTS)} Reports are: {known}.")
+        if value.dim() == 0 or value.shape[0] != m:
+            shape = REPORTS[name].shape.replace("m", str(m))
+            raise EquipoiseError(f"Report `{name}` must be {shape}. Found {list(value.shape)}.")
+
+
+def _check_needs(part: Part, reports: Reports) -> None:
+    for need in part.needs:
+        if need in REPORTS and need not in reports:
+            raise EquipoiseError(
+                f"`{part.key}` ({part.role}) needs the report `{need}` {REPORTS[need].shape}: {REPORTS[need].meaning}. "
+                f'Pass it as reports["{need}"].'
+            )

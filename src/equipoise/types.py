@@ -1,0 +1,350 @@
+"""Every noun of the library on one page. Nothing here computes; `updates.py` and `round.py` do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import pairwise
+from math import prod
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from equipoise.updates import Updates
+
+Tensors = dict[str, Tensor]  # named tensors: parameters or buffers, as in a state dict
+Known = TypeVar("Known")
+
+
+class EquipoiseError(ValueError):
+    """A mistake that the user can mend. The message names the parameter, the value and the fix."""
+
+
+class EquipoiseWarning(UserWarning):
+    """Something that a reader of the results should know."""
+
+
+# --------------------------------------------------------------------------- what models return, how they are laid out
+class Outputs(NamedTuple):
+    """What a model returns for one batch. `extra` is for what a wrap adds (F2DC's decoupled features, for example)."""
+
+    logits: Tensor  # [batch, classes]
+    features: Tensor  # [batch, width], what the head sees
+    map: Tensor | None = None  # [batch, channels, height, width], the last feature map where there is one
+    layers: tuple[Tensor, ...] = ()  # the feature map behind every stage
+    extra: Mapping[str, Tensor] = {}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Where named tensors lie in one flat row. `parameters` columns come first; buffers may follow them."""
+
+    names: tuple[str, ...]
+    shapes: tuple[tuple[int, ...], ...]
+    parameters: int = -1  # how many of the named tensors are parameters; -1: all of them
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor | Sequence[int]]) -> Layout:
+        """The layout of named tensors, or of named shapes, in their order.
+
+        >>> Layout.of({"weight": (2, 3), "bias": (2,)}).size
+        8
+        """
+        shapes = (tuple(t.shape) if isinstance(t, Tensor) else tuple(t) for t in tensors.values())
+        return cls(tuple(tensors), tuple(shapes))
+
+    @cached_property
+    def slices(self) -> tuple[slice, ...]:
+        starts = [0]
+        for shape in self.shapes:
+            starts.append(starts[-1] + prod(shape))
+        return tuple(slice(a, b) for a, b in pairwise(starts))
+
+    @property
+    def size(self) -> int:
+        return self.slices[-1].stop if self.slices else 0
+
+    @property
+    def parameter_slices(self) -> tuple[slice, ...]:
+        """The columns of each parameter tensor, without those of buffers."""
+        return self.slices if self.parameters < 0 else self.slices[: self.parameters]
+
+    @property
+    def parameter_size(self) -> int:
+        return self.parameter_slices[-1].stop if self.parameter_slices else 0
+
+    def split(self, row: Tensor) -> Tensors:
+        """Named views of `row [..., size]`."""
+        lead = row.shape[:-1]
+        return {
+            name: row[..., columns].view(*lead, *shape)
+            for name, shape, columns in zip(self.names, self.shapes, self.slices, strict=True)
+        }
+
+    def join(self, tensors: Mapping[str, Tensor], lead: int = 0) -> Tensor:
+        """The flat row of named tensors that have `lead` leading axes of their own."""
+        if not self.names:
+            some = next(iter(tensors.values()), torch.zeros(0))
+            return some.new_zeros(*some.shape[:lead], 0)
+        return torch.cat([tensors[name].flatten(lead) for name in self.names], dim=lead)
+
+
+class PerClient(Mapping[int, Tensor]):
+    """One tensor a client, by client id, and a default for a client that has none yet.
+
+    Immutable: `put` gives a new value that shares the rows it did not change.
+    """
+
+    def __init__(self, rows: Mapping[int, Tensor] | None = None, default: Tensor | None = None) -> None:
+        self._rows = dict(rows or {})
+        self.default = default
+
+    def __getitem__(self, client: int) -> Tensor:
+        row = self._rows.get(int(client), self.default)
+        if row is None:
+            raise KeyError(client)
+        return row
+
+    def __contains__(self, client: object) -> bool:
+        return client in self._rows
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(sorted(self._rows))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __repr__(self) -> str:
+        return f"PerClient({dict(self)}, default={self.default})"
+
+    def take(self, clients: Iterable[int]) -> Tensor:
+        """The clients' rows, stacked."""
+        return torch.stack([self[c] for c in clients])
+
+    def put(self, clients: Iterable[int], rows: Iterable[Tensor]) -> PerClient:
+        """With new rows for these clients."""
+        return PerClient({**self._rows, **{int(c): row for c, row in zip(clients, rows, strict=True)}}, self.default)
+
+    def only(self, clients: Iterable[int]) -> PerClient:
+        """Without the rows of all other clients."""
+        return PerClient({int(c): self._rows[int(c)] for c in clients}, self.default)
+
+
+State = dict[str, "Tensor | PerClient"]  # what one server part remembers between rounds
+ClientState = dict[str, Tensors]  # what one client keeps between rounds: part key -> named tensors
+Shared = dict[str, "Tensor | PerClient"]  # what goes down beside the model: the same for all, or one row a client
+
+
+# --------------------------------------------------------------------------- reports: a closed table, one definition each
+class Definition(NamedTuple):
+    shape: str
+    meaning: str
+
+
+REPORTS: dict[str, Definition] = {
+    "samples": Definition("[m]", "training samples of the client"),
+    "loss": Definition("[m]", "mean cross-entropy of the *received* model on the training data, eval mode"),
+    "loss_local": Definition("[m]", "mean base loss over the samples of the local steps, while the model moves"),
+    "gap": Definition("[m]", "loss of the received model minus the client's own optimal loss, on EAGLE's split"),
+    "fisher": Definition("[m, G]", "diagonal of the empirical Fisher matrix at the trained model, eval mode"),
+    "class_counts": Definition("[m, C]", "training samples of each class"),
+    "prototypes": Definition("[m, C, F]", "mean feature of each class on the training data (zero where none)"),
+    "prototype_counts": Definition("[m, C]", "samples behind each prototype (zero: the prototype is missing)"),
+    "control": Definition("[m, G]", "change of the client's control variate"),
+    "steps": Definition("[m]", "local optimiser steps that were done"),
+}
+Reports = dict[str, Tensor]  # names of the table above -> values stacked over the round's clients
+
+
+# --------------------------------------------------------------------------- what travels
+@dataclass(frozen=True)
+class Broadcast:
+    """What the server sends down."""
+
+    theta: Tensor
+    buffers: Tensors
+    shared: Shared
+    round: int
+    rounds: int
+
+
+@dataclass(frozen=True)
+class Replies:
+    """What the clients of a round send up, stacked in the order of `clients`. A probe has no updates."""
+
+    clients: tuple[int, ...]
+    reports: Reports
+    updates: Tensor | None = None  # [m, G], local minus global
+    buffers: Tensors = field(default_factory=dict)  # [m, ...]
+
+    @classmethod
+    def join(cls, parts: Sequence[Replies]) -> Replies:
+        """The replies of several groups of clients as one, ordered by client: the order of arrival changes nothing."""
+        clients = [c for part in parts for c in part.clients]
+        order = sorted(range(len(clients)), key=clients.__getitem__)
+
+        def joined(pieces: Sequence[Tensor]) -> Tensor:
+            whole = pieces[0] if len(pieces) == 1 else torch.cat(list(pieces))
+            return whole if order == list(range(len(order))) else whole[order]
+
+        updates = [part.updates for part in parts if part.updates is not None]
+        return cls(
+            tuple(clients[i] for i in order),
+            {name: joined([part.reports[name] for part in parts]) for name in parts[0].reports},
+            joined(updates) if updates else None,
+            {name: joined([part.buffers[name] for part in parts]) for name in parts[0].buffers},
+        )
+
+
+# --------------------------------------------------------------------------- the client's side
+class Received(NamedTuple):
+    """What one client starts a round from."""
+
+    params: Tensors  # the global parameters, and the client's own private ones
+    buffers: Tensors
+    shared: Tensors  # what the server's `share` parts sent to everyone
+    own: Tensors  # what they sent to this client alone (EAGLE's weight)
+
+
+class Local(NamedTuple):
+    """All that a term may look at in one local step of one client."""
+
+    out: Outputs  # the current model on this batch
+    x: Tensor
+    y: Tensor
+    keep: Tensor | None  # 1 for real samples and 0 for padding; None when there is no padding
+    params: Tensors
+    received: Received
+    states: ClientState
+    done: int  # local steps done before this one
+    round: int
+    rounds: int
+    lr: float
+    apply: Callable[[Tensors, Tensors], Outputs]  # (params, buffers) -> outputs on this batch, eval mode, no gradient
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Mean over the batch, padding left out; a scalar stays as it is."""
+        if values.dim() == 0:
+            return values
+        if self.keep is None:
+            return values.mean()
+        return (values * self.keep).sum() / self.keep.sum()
+
+
+class Samples(NamedTuple):
+    """Some samples of one client: positions in the federation's pool, and which of them are real."""
+
+    positions: Tensor  # [n]
+    valid: Tensor | None  # [n], 0 for padding; None when there is no padding
+
+    @property
+    def size(self) -> Tensor:
+        """How many are real, []."""
+        return torch.tensor(float(len(self.positions))) if self.valid is None else self.valid.sum()
+
+
+class Trained(NamedTuple):
+    """All that a report may look at once the local training of one client is over."""
+
+    received: Received
+    params: Tensors
+    buffers: Tensors
+    states: ClientState  # as they were when the round began
+    next_states: ClientState  # as the terms left them
+    train: Samples
+    validation: Samples
+    steps: Tensor  # []
+    loss_local: Tensor  # []
+    round: int
+    lr: float
+    momentum: float
+    classes: int
+    layout: Layout  # of the shared parameters
+    model: nn.Module  # in eval mode; its own tensors are not the client's: call it through `apply` or functional_call
+    chunks: Callable[
+        [Samples], Iterator[tuple[Tensor, Tensor, Tensor | None]]
+    ]  # (x, y, valid), prepared for evaluation
+    apply: Callable[[Tensors, Tensors, Tensor], Outputs]  # (params, buffers, x) -> outputs, eval mode
+    seed: tuple[int | str, ...]  # the path of this client's randomness in this round
+
+
+# --------------------------------------------------------------------------- the server's side
+class Setting(NamedTuple):
+    """What does not change during a run. `None` is unknown: a part that needs it says so by name."""
+
+    rounds: int | None = None
+    num_clients: int | None = None
+    num_classes: int | None = None
+    num_domains: int | None = None
+    total_samples: int | None = None
+    lr: float | None = None
+    layout: Layout | None = None
+    seed: int = 0
+
+
+class Round(NamedTuple):
+    """What every server part receives."""
+
+    theta: Tensor  # [G], the model that the clients received
+    updates: Updates  # [m, G], local minus global, as the `shape` parts before left them
+    clients: tuple[int, ...]  # ids of the m clients
+    reports: Reports
+    round: int  # counted from 0
+    setting: Setting
+
+    def known(self, name: str, who: str) -> float:
+        """A value of the setting that `who` cannot do without."""
+        value = getattr(self.setting, name)
+        if value is None:
+            raise EquipoiseError(f"{who} needs `{name}`, which was not given: pass {name}=...")
+        return float(value)
+
+
+class Shaped(NamedTuple):
+    updates: Updates
+    state: State = {}
+
+
+class Weighed(NamedTuple):
+    weights: Tensor  # [m], any divisor inside
+    state: State = {}
+    figures: Mapping[str, Tensor] = {}  # where the weights came from, [m] or []: they go into the records
+    warning: str | None = None
+
+
+class Merged(NamedTuple):
+    direction: Tensor  # [G]
+    tensor_weights: Tensor | None = None  # [m, tensors], for rules with weights per tensor
+
+
+class Stepped(NamedTuple):
+    direction: Tensor  # [G]
+    state: State = {}
+    evaluated: Tensor | None = None  # [G], when another iterate than the next theta is to be scored
+
+
+class Sent(NamedTuple):
+    shared: Shared
+    state: State = {}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What the server's parts remember between rounds. Part key -> named values."""
+
+    round: int = 0
+    parts: Mapping[str, State] = field(default_factory=dict)
+    shared: Shared = field(default_factory=dict)  # goes down with the next broadcast
+
+
+@dataclass(frozen=True)
+class Server:
+    """The whole server as one value: a checkpoint is this, the clients' states, and the seed."""
+
+    theta: Tensor
+    buffers: Tensors
+    memory: Memory = field(default_factory=Memory)
+    evaluated: Tensor | None = None  # another theta, when the method scores one
