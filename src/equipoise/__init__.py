@@ -1,10 +1,12 @@
 """Equipoise: fair federated learning. One shared model across data owners, and no owner left behind."""
 
 from equipoise import methods
+from equipoise.comparison import Comparison, compare
 from equipoise.data import Client, Federation, Protocol, load_federation
 from equipoise.method import Method, parse, register
 from equipoise.models import Staged, build_model
 from equipoise.round import Aggregated, aggregate, client_round, server_round
+from equipoise.simulation import Run, run
 from equipoise.training import Training
 from equipoise.types import EquipoiseError, EquipoiseWarning, Layout, Outputs
 
@@ -13,6 +15,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Aggregated",
     "Client",
+    "Comparison",
     "EquipoiseError",
     "EquipoiseWarning",
     "Federation",
@@ -20,14 +23,17 @@ __all__ = [
     "Method",
     "Outputs",
     "Protocol",
+    "Run",
     "Staged",
     "Training",
     "aggregate",
     "build_model",
     "client_round",
+    "compare",
     "load_federation",
     "methods",
     "parse",
     "register",
+    "run",
     "server_round",
 ]

@@ -72,13 +72,14 @@ def run(
     from equipoise.experiment import Job, execute, worst_and_average
     from equipoise.method import parse
     from equipoise.records import save
-    from equipoise.run import RoundRecord
+    from equipoise.simulation import RoundRecord, check_options
 
     parse(method)  # say what is wrong with the method before anything is loaded
     data = load_federation(dataset)
     training = _training(data.protocol.training, lr, epochs, steps, batch, momentum, weight_decay, optimizer)
     job = Job(method, dataset, seed, rounds, participation, training, model, _runner(runner), device, eval_every)
     total = data.protocol.rounds if rounds is None else rounds
+    check_options(total, data.protocol.participation if participation is None else participation, eval_every, device)
     columns = (
         TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
         TimeRemainingColumn(),
@@ -126,12 +127,12 @@ def compare(
     out: Out = Path("runs"),
 ) -> None:
     """Train several methods with several seeds, and print one table."""
-    from equipoise.comparison import compare as tabulate
-    from equipoise.comparison import in_words
+    from equipoise.comparison import in_words, tabulate
     from equipoise.data import load_federation
     from equipoise.experiment import Job, execute_all, jobs
     from equipoise.experiment import Progress as Step
     from equipoise.method import parse
+    from equipoise.simulation import check_options
 
     data = load_federation(dataset)
     names = [str(parse(text)) for text in split_list(methods)]
@@ -139,9 +140,13 @@ def compare(
         raise EquipoiseError("Name at least one method, for example --methods fedavg,fedheal.")
     training = _training(data.protocol.training, lr, epochs, steps, batch, momentum, weight_decay, optimizer)
     numbers = _seeds(seeds)
-    template = Job("", dataset, 0, rounds, participation, training, model, _runner(runner), device, eval_every)
+    template = Job(
+        rounds=rounds, participation=participation, training=training, model=model, runner=_runner(runner), device=device,
+        eval_every=eval_every,
+    )  # fmt: skip
     todo = jobs(names, dataset, numbers, template)
     total = data.protocol.rounds if rounds is None else rounds
+    check_options(total, data.protocol.participation if participation is None else participation, eval_every, device)
     screen.print(
         f"{len(data)} clients, {len(data.domains)} domains, {len(names)} methods x {len(numbers)} seeds, {total} rounds each."
     )
@@ -166,9 +171,10 @@ def compare(
             bar.update(whole, advance=done)
 
         outcomes = execute_all(todo, out, show, workers)
-    for note in (*data.notes, *dict.fromkeys(text for found in outcomes for text in found.warnings)):
+    warned = {text.split(":")[0]: text for found in reversed(outcomes) for text in found.warnings}
+    for note in (*data.notes, *warned.values()):
         errors.print(f"[yellow]Note:[/] {escape(note)}")
-    table = tabulate(outcomes)
+    table = tabulate([(found.method, found.by_domain) for found in outcomes])
     screen.print(_comparison_table(table, data.name))
     for sentence in in_words(table):
         screen.print(escape(sentence), soft_wrap=True)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from equipoise.experiment import Outcome
+from equipoise.data import Federation, load_federation
+from equipoise.method import Method, parse
 from equipoise.metrics import figures
+from equipoise.simulation import run
+from equipoise.task import ModelSource
+from equipoise.training import Training
 
 HIGHER_IS_BETTER = {"STD": False}
 
@@ -32,6 +36,11 @@ class Comparison:
     rows: dict[str, dict[str, Cell]]
     seeds: int
 
+    def __str__(self) -> str:
+        lines = [("method", *self.columns), *((name, *map(str, row.values())) for name, row in self.rows.items())]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines)
+
     def best(self, column: str) -> set[str]:
         """The methods whose mean is best in a column, to the printed digit."""
         sign = 1 if HIGHER_IS_BETTER.get(column, True) else -1
@@ -39,17 +48,43 @@ class Comparison:
         return {name for name, row in self.rows.items() if round(sign * row[column].mean, 1) == top}
 
 
-def compare(outcomes: Sequence[Outcome], most_domains: int = 8) -> Comparison:
+def compare(
+    methods: Sequence[Method | str],
+    federation: Federation | str,
+    *,
+    seeds: int | Sequence[int] = 3,
+    rounds: int | None = None,
+    model: ModelSource | None = None,
+    training: Training | None = None,
+    participation: float | None = None,
+) -> Comparison:
+    """Run every method with every seed on the same data, and tabulate what the domains got.
+
+    The command `equipoise compare` does the same with one process a core and stores the runs.
+    """
+    chosen = [parse(method) if isinstance(method, str) else method for method in methods]
+    data = load_federation(federation) if isinstance(federation, str) else federation
+    if any(method.validates for method in chosen):  # all methods of a comparison train on the same samples
+        data = data.with_validation()
+    results = [
+        run(method, data, model=model, rounds=rounds, seed=seed, participation=participation, training=training)
+        for method in chosen
+        for seed in (range(seeds) if isinstance(seeds, int) else seeds)
+    ]
+    return tabulate([(str(result.method), result.by_domain()) for result in results])
+
+
+def tabulate(results: Sequence[tuple[str, Mapping[str, float]]], most_domains: int = 8) -> Comparison:
     """Per-domain test accuracy and AVG, STD (ddof 0), MIN over domains, each as mean and spread over seeds."""
-    by_method: dict[str, list[Outcome]] = {}
-    for found in outcomes:
-        by_method.setdefault(found.method, []).append(found)
-    domains = list(outcomes[0].by_domain)
+    by_method: dict[str, list[Mapping[str, float]]] = {}
+    for method, values in results:
+        by_method.setdefault(method, []).append(values)
+    domains = list(results[0][1])
     shown = domains if len(domains) <= most_domains else []
     rows = {}
     for method, runs in by_method.items():
-        per_run = [figures(list(o.by_domain.values())) for o in runs]
-        row = {domain: _cell([o.by_domain[domain] for o in runs]) for domain in shown}
+        per_run = [figures(list(values.values())) for values in runs]
+        row = {domain: _cell([values[domain] for values in runs]) for domain in shown}
         row |= {
             "AVG": _cell([f.avg for f in per_run]),
             "STD": _cell([f.std for f in per_run]),

@@ -8,7 +8,7 @@ import queue
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.queues import Queue
 from pathlib import Path
 
@@ -18,8 +18,8 @@ from equipoise.data import Federation, load_federation
 from equipoise.method import parse
 from equipoise.metrics import figures
 from equipoise.records import save
-from equipoise.run import RoundRecord, Run, run
 from equipoise.runners import RunnerName
+from equipoise.simulation import RoundRecord, Run, run
 from equipoise.training import Training
 
 
@@ -27,9 +27,9 @@ from equipoise.training import Training
 class Job:
     """One run of a comparison, as text and numbers: it travels to a worker process."""
 
-    method: str
-    dataset: str
-    seed: int
+    method: str = "fedavg"
+    dataset: str = "scanners"
+    seed: int = 0
     rounds: int | None = None
     participation: float | None = None
     training: Training | None = None
@@ -66,14 +66,8 @@ class Outcome:
 def jobs(methods: Sequence[str], dataset: str, seeds: Sequence[int], template: Job) -> list[Job]:
     """Every method with every seed. If one of the methods needs validation data, all of them set it aside."""
     needs = any(parse(method).validates for method in methods)
-    return [
-        Job(
-            method, dataset, seed, template.rounds, template.participation, template.training, template.model,
-            template.runner, template.device, template.eval_every, needs,
-        )
-        for method in methods
-        for seed in seeds
-    ]  # fmt: skip
+    one = replace(template, dataset=dataset, with_validation=needs)
+    return [replace(one, method=method, seed=seed) for method in methods for seed in seeds]
 
 
 def execute(job: Job, on_round: Callable[[RoundRecord], None] | None = None) -> Run:

@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from equipoise.run import Run
+from equipoise.simulation import Run
 from equipoise.types import EquipoiseError
 
 SCHEMA = 1

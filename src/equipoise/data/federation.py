@@ -20,6 +20,7 @@ from equipoise.types import EquipoiseError
 Split = Literal["train", "validation", "test"]
 Arrays = tuple["Tensor | ArrayLike", "Tensor | ArrayLike"]  # samples [n, ...] and labels [n]
 NOTHING = torch.zeros(0, dtype=torch.long)
+NO_CLIENTS = "A federation needs at least one client. Found none."
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +85,7 @@ class Federation:
         if twins:
             raise EquipoiseError(f"Client names must differ. Found `{twins[0]}` more than once.")
         if not self.clients:
-            raise EquipoiseError("A federation needs at least one client. Found none.")
+            raise EquipoiseError(NO_CLIENTS)
         for client in self.clients:
             if len(client.train) == 0:
                 raise EquipoiseError(f"Client `{client.name}` has no training samples. Leave it out, or give it some.")
@@ -168,6 +169,8 @@ class Federation:
         [('north', 16, 4), ('south', 16, 4)]
         """
         pairs = list(train.items()) if isinstance(train, Mapping) else list(train)
+        if not pairs:
+            raise EquipoiseError(NO_CLIENTS)
         names = [client for client, _ in pairs]
         for other, what in ((test, "test"), (validation, "validation"), (domains, "domains"), (joins, "joins")):
             for unknown in set(other or {}) - set(names):

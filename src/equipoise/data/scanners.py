@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 from equipoise import seeds
@@ -24,6 +23,8 @@ VALIDATION = 0.25  # of a client's training size, on top of it
 
 def scanners(seed: int = 0) -> Federation:
     """Twelve clients with four kinds of scanners: clean, inverted, blurred and noisy, rotated with low contrast."""
+    from sklearn.datasets import load_digits  # takes most of a second: only when it is needed
+
     digits = load_digits()
     images = torch.from_numpy(digits.images).float() / 16
     labels = torch.from_numpy(digits.target).long()

@@ -145,13 +145,13 @@ class GapShare(Share):
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
         last = state.get("weight", first_weights(self.norm, round.setting.num_clients or len(round.clients)))
         assert isinstance(last, PerClient)
-        weights = last.put(round.clients, gap_weights(round.reports["gap"], self.lam, self.norm, self.floor))
+        weights = last.put(round.clients, gap_weights(round.reports["gap"].double(), self.lam, self.norm, self.floor))
         return Sent({"weight": weights}, {"weight": weights})
 
 
 def first_weights(norm: Norm, num_clients: int) -> PerClient:
     """Weights before any gap is known: equal ones, of the same norm."""
-    return PerClient(default=torch.tensor(num_clients**-0.5 if norm == "unit" else 1.0))
+    return PerClient(default=torch.tensor(num_clients**-0.5 if norm == "unit" else 1.0, dtype=torch.float64))
 
 
 @dataclass(frozen=True)
@@ -170,11 +170,11 @@ class GapWeigh(Weigh):
         return ("gap",)
 
     def __call__(self, round: Round, state: State) -> Weighed:
-        gap = round.reports["gap"]
+        gap = round.reports["gap"].double()
         last = state.get("weight", first_weights(self.norm, round.setting.num_clients or len(round.clients)))
         assert isinstance(last, PerClient)
         fresh = gap_weights(gap, self.lam, self.norm, self.floor)
-        used = fresh if self.lag == 0 else last.take(round.clients).to(fresh.dtype)
+        used = fresh if self.lag == 0 else last.take(round.clients)
         state = {"weight": last.put(round.clients, fresh)} if self.lag else {}
         return Weighed(used / len(used), state, figures={"gap": gap, "w": used})
 

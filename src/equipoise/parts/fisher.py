@@ -55,7 +55,8 @@ def _convolution(layer: nn.Conv2d, own: Tensors, inputs: Tensor, gradient: Tenso
 
 def _normalisation(layer: nn.Module, own: Tensors, normalised: Tensor, gradient: Tensor) -> Tensors:
     """An affine map of channels: `weight * normalised + bias`."""
-    product, gradient = (normalised * gradient).flatten(2), gradient.flatten(2)
+    places = (*gradient.shape[:2], -1)
+    product, gradient = (normalised * gradient).reshape(places), gradient.reshape(places)
     return {"weight": product.sum(2).square().sum(0), "bias": gradient.sum(2).square().sum(0)}
 
 

@@ -104,10 +104,7 @@ def run(
     protocol = data.protocol
     total = protocol.rounds if rounds is None else rounds
     part = protocol.participation if participation is None else participation
-    require(total >= 1, "rounds", "at least 1", total)
-    require(0 < part <= 1, "participation", "above 0 and at most 1", part)
-    require(eval_every >= 1, "eval_every", "at least 1", eval_every)
-    _check_device(device)
+    check_options(total, part, eval_every, device)
     task = Task.build(chosen, data, model=model, training=training, buffers=buffers, seed=seed, device=device)
     count = max(1, round(part * len(task.federation)))
     name = choose(runner, task, count)
@@ -175,7 +172,11 @@ def _check_finite(server: Server, method: Method, r: int) -> None:
         )
 
 
-def _check_device(device: str) -> None:
+def check_options(rounds: int, participation: float, eval_every: int, device: str) -> None:
+    """Refuse options that no run can have."""
+    require(rounds >= 1, "rounds", "at least 1", rounds)
+    require(0 < participation <= 1, "participation", "above 0 and at most 1", participation)
+    require(eval_every >= 1, "eval_every", "at least 1", eval_every)
     kind = device.split(":")[0]
     here = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if kind not in here:

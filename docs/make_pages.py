@@ -1,0 +1,66 @@
+"""Brings the generated part of the method pages up to date: `python docs/make_pages.py`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from equipoise.method import METHODS, ROLES, parse
+
+START, END = "<!-- from the code -->", "<!-- end -->"
+FOLDER = Path(__file__).parent / "methods"
+
+
+def page_of(name: str) -> Path:
+    """The page of a method."""
+    return FOLDER / f"{name}.md"
+
+
+def generated(name: str) -> str:
+    """Roles, parameters, defaults and reference, as the code has them."""
+    entry = METHODS[name]
+    method = parse(name)
+    lines = [START, "", f"**{entry.title}.** {entry.reference}.", "", "| role | parts |", "|---|---|"]
+    for role in ROLES:
+        parts = getattr(method, role)
+        parts = parts if isinstance(parts, tuple) else (parts,)
+        shown = ", ".join(f"`{part!r}`" for part in parts) or "–"
+        lines.append(f"| {role} | {_cell(shown)} |")
+    if entry.parameters:
+        sets = list(entry.per_dataset)
+        lines += [
+            "",
+            "| parameter | type | default | " + "".join(f"{s} | " for s in sets),
+            "|---|---|---|" + "---|" * len(sets),
+        ]
+        for parameter in entry.parameters.values():
+            kind = str(parameter.annotation).replace("Literal", "one of ")
+            values = [entry.per_dataset[s].get(parameter.name) for s in sets]
+            cells = "".join(f" {'' if v is None else f'`{v!r}`'} |" for v in values)
+            lines.append(f"| `{parameter.name}` | {_cell(kind)} | `{parameter.default!r}` |{cells}")
+    return "\n".join([*lines, "", END])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def update(name: str) -> None:
+    """Write the generated part of one page; a page that does not exist yet begins with it."""
+    page = page_of(name)
+    text = page.read_text() if page.exists() else f"# {name}\n\n{START}\n{END}\n"
+    before, _, rest = text.partition(START)
+    _, _, after = rest.partition(END)
+    page.write_text(before + generated(name) + after)
+
+
+def index() -> None:
+    """The list of all methods."""
+    lines = ["# Methods", "", "| method | what it does |", "|---|---|"]
+    lines += [f"| [`{name}`]({name}.md) | {entry.title} |" for name, entry in sorted(METHODS.items())]
+    (FOLDER / "README.md").write_text("\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    for method_name in METHODS:
+        update(method_name)
+    index()

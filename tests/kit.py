@@ -1,0 +1,169 @@
+"""What the tests share: small federations, random rounds, and the properties that every part must have."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+import equipoise
+from equipoise import Federation, Method, Outputs, Protocol, Training
+from equipoise.roles import Term
+from equipoise.types import Local
+
+EXAMPLES = json.loads((Path(__file__).parent / "data" / "worked_examples.json").read_text())
+
+
+# --------------------------------------------------------------------------- federations
+def blobs(
+    sizes: tuple[int, ...] = (23, 14, 9, 31), classes: int = 3, width: int = 6, seed: int = 0, test: int = 20
+) -> Federation:
+    """Clients of unequal size with shifted Gaussian classes, two to a domain, with validation and test data."""
+    draw = torch.Generator().manual_seed(seed)
+    centres = 2 * torch.randn(classes, width, generator=draw)
+    train, held, tested, domains = {}, {}, {}, {}
+    for k, size in enumerate(sizes):
+        for store, count in ((train, size), (held, max(3, size // 3)), (tested, test)):
+            y = torch.arange(count) % classes
+            store[f"c{k}"] = (centres[y] + torch.randn(count, width, generator=draw) + 0.7 * k, y)
+        domains[f"c{k}"] = f"d{k // 2}"
+    protocol = Protocol(rounds=3, training=Training(epochs=2, batch=8, lr=0.1, momentum=0.9), model="mlp(hidden=(7,))")
+    return Federation.from_tensors(
+        train, test=tested, validation=held, domains=domains, classes=classes, name="blobs", protocol=protocol
+    )
+
+
+def pictures(sizes: tuple[int, ...] = (13, 10, 6, 9), seed: int = 0) -> Federation:
+    """Clients with tiny images, for models with feature maps."""
+    draw = torch.Generator().manual_seed(seed)
+    train, held, tested, domains = {}, {}, {}, {}
+    for k, size in enumerate(sizes):
+        for store, count in ((train, size), (held, 4), (tested, 8)):
+            y = torch.arange(count) % 3
+            store[f"c{k}"] = (torch.rand(count, 1, 8, 8, generator=draw) + y[:, None, None, None] * 0.3, y)
+        domains[f"c{k}"] = f"d{k // 2}"
+    protocol = Protocol(
+        rounds=2, training=Training(epochs=1, batch=5, lr=0.05, momentum=0.9), model="small_cnn(width=4)"
+    )
+    return Federation.from_tensors(
+        train, test=tested, validation=held, domains=domains, classes=3, name="pictures", protocol=protocol
+    )
+
+
+class NormNet(nn.Module):
+    """A network with batch statistics."""
+
+    def __init__(self, inputs: int = 6, classes: int = 3) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(inputs, 5), nn.BatchNorm1d(5), nn.ReLU())
+        self.head = nn.Linear(5, classes)
+
+    def forward(self, x: Tensor) -> Outputs:
+        features = self.body(x)
+        return Outputs(self.head(features), features)
+
+
+class DropNet(nn.Module):
+    """A network with dropout."""
+
+    def __init__(self, inputs: int = 6, classes: int = 3) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(inputs, 16), nn.ReLU(), nn.Dropout(0.5))
+        self.head = nn.Linear(16, classes)
+
+    def forward(self, x: Tensor) -> Outputs:
+        features = self.body(x)
+        return Outputs(self.head(features), features)
+
+
+# --------------------------------------------------------------------------- the quadratic toy of the worked examples
+class Point(nn.Module):
+    """Two parameters; the features are the distance of a sample from them."""
+
+    def __init__(self, start: tuple[float, ...] = (0.0, 0.0)) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(start))
+
+    def forward(self, x: Tensor) -> Outputs:
+        return Outputs(torch.zeros(x.shape[0], 2), x - self.w)
+
+
+@dataclass(frozen=True)
+class Quadratic(Term):
+    """Replaces the base loss by `0.5 ||w - a||^2`, `a` being the sample."""
+
+    def base(self, losses: Tensor, local: Local) -> Tensor:
+        return 0.5 * local.out.features.square().sum(1)
+
+
+def quadratic_federation(counts: tuple[int, ...] = (10, 20, 30)) -> Federation:
+    """Three clients with optima (1,0), (0,2), (-1,1)."""
+    optima = ((1.0, 0.0), (0.0, 2.0), (-1.0, 1.0))
+    data = {
+        f"c{k}": (torch.tensor(a).repeat(n, 1), torch.zeros(n))
+        for k, (a, n) in enumerate(zip(optima, counts, strict=True))
+    }
+    return Federation.from_tensors(data, test=data, classes=2, name="quadratic")
+
+
+# --------------------------------------------------------------------------- random rounds for server rules
+@dataclass(frozen=True)
+class RandomRound:
+    clients: tuple[int, ...]
+    updates: Tensor
+    reports: dict[str, Tensor]
+
+
+G, CLASSES = 37, 4
+LAYOUT = {"weight": (5, 6), "bias": (7,)}
+FACTS = {
+    "num_clients": 6,
+    "rounds": 8,
+    "layout": LAYOUT,
+    "num_classes": CLASSES,
+    "num_domains": 3,
+    "total_samples": 600,
+}
+
+
+def random_round(seed: int, clients: tuple[int, ...], size: int = G) -> RandomRound:
+    """Updates with plenty of conflicts, and every report, in float64."""
+    draw = torch.Generator().manual_seed(seed)
+    m = len(clients)
+    common = torch.randn(size, generator=draw, dtype=torch.float64)
+    updates = 0.4 * common + torch.randn(m, size, generator=draw, dtype=torch.float64)
+    counts = torch.tensor([[5.0 + (7 * c + 3 * j) % 11 for j in range(CLASSES)] for c in clients], dtype=torch.float64)
+    uniform = lambda *shape: torch.rand(*shape, generator=draw, dtype=torch.float64)  # noqa: E731
+    reports = {
+        "samples": counts.sum(1),
+        "class_counts": counts,
+        "loss": 0.2 + 2 * uniform(m),
+        "gap": uniform(m) - 0.3,
+        "fisher": uniform(m, size).square() * (0.1 + uniform(m, 1)),
+    }
+    return RandomRound(clients, updates, reports)
+
+
+ROUNDS = tuple(
+    random_round(seed, clients)
+    for seed, clients in enumerate([(0, 1, 2, 3), (1, 3, 4, 5), (0, 2, 5), (0, 1, 2, 3, 4, 5), (4,), (2, 3), (0, 1, 4)])
+)
+
+
+def rolled(
+    method: Method, rounds: tuple[RandomRound, ...] = ROUNDS, dtype: torch.dtype = torch.float64
+) -> list[equipoise.Aggregated]:
+    """A rule over several rounds with partial participation."""
+    theta = torch.linspace(-1, 1, rounds[0].updates.shape[1], dtype=dtype)
+    memory, results = None, []
+    for one in rounds:
+        reports = {name: value.to(dtype) for name, value in one.reports.items()}
+        result = equipoise.aggregate(
+            method, theta, one.updates.to(dtype), clients=one.clients, reports=reports, server=memory, **FACTS
+        )
+        theta, memory = result.theta, result.server
+        results.append(result)
+    return results

@@ -1,0 +1,85 @@
+"""The documentation tells the truth: its code blocks run, its commands exist, its pages are complete."""
+
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+
+from equipoise import EquipoiseWarning
+from equipoise.method import METHODS, parse
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page, language):
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.name)
+def test_code_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    known = set(METHODS)
+    names = {"__name__": "page"}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EquipoiseWarning)
+            for block in blocks(page, "python"):
+                exec(compile(block, str(page), "exec"), names)
+    finally:
+        for name in set(METHODS) - known:
+            del METHODS[name]
+
+
+def test_the_quick_start_is_short():
+    first = blocks(ROOT / "README.md", "python")[0]
+    assert len(first.strip().splitlines()) <= 10
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_commands_name_real_methods_and_options():
+    from typer.main import get_command
+
+    from equipoise.cli import app
+
+    commands = get_command(app).commands
+    for page in PAGES:
+        for block in blocks(page, "console"):
+            for line in block.splitlines():
+                words = line.split("#")[0].split()
+                if words[:1] != ["equipoise"]:
+                    continue
+                command = commands[words[1]]
+                options = {name for parameter in command.params for name in parameter.opts}
+                assert {word for word in words if word.startswith("--")} <= options, line
+                for text in re.findall(r'--method "([^"]+)"', line):
+                    parse(text)
+
+
+def test_every_method_has_a_page():
+    for name in METHODS:
+        assert (ROOT / "docs" / "methods" / f"{name}.md").exists(), f"docs/methods/{name}.md is missing"
+
+
+def test_the_pages_of_methods_agree_with_the_code():
+    from make_pages import generated, page_of
+
+    for name in METHODS:
+        assert generated(name) in page_of(name).read_text(), (
+            f"run `python docs/make_pages.py`: {name}.md is out of date"
+        )
+
+
+def test_pages_are_finished():
+    for name in METHODS:
+        text = (ROOT / "docs" / "methods" / f"{name}.md").read_text()
+        own = re.sub(r"<!-- from the code -->.*<!-- end -->", "", text, flags=re.DOTALL)
+        assert len(own) > 200, f"docs/methods/{name}.md says nothing beyond what the code says"
+        assert "$" in own or name in ("local_only", "centralised", "f2dc_modules"), f"{name}.md has no formula"

@@ -1,0 +1,148 @@
+"""One table: every method through every runner, on every kind of federation. A new method is a new row."""
+
+import dataclasses
+import warnings
+
+import pytest
+import torch
+
+from equipoise import Client, EquipoiseWarning, Federation, parse
+from equipoise.method import METHODS
+from equipoise.runners import RUNNERS
+from equipoise.simulation import run
+from kit import NormNet, blobs, pictures
+
+ROWS = [
+    *METHODS,
+    "fedavg(weights='uniform')",
+    "fedequilibria(t=1, moo='update')",
+    "fedequilibria(t=0)",
+    "fedequilibria(fim='batch', fim_scale='l2')",
+    "eagle(lag=0, lstar_epochs=4)",
+    "eagle(apply='server', lstar_epochs=4)",
+    "f2dc(variant='released')",
+    "f2dc(share_modules=False, eval_view='mean_modules', layers=(0, 1))",
+    "fedheal(variant='released')",
+    "fedheal(fael=False)",
+    "fedheal(fphl=False)",
+    "fedfe(q=0, beta_init=0)",
+    "fedfe(order='random', tau=3)",
+    "eagle(lstar_epochs=4) + fedheal",
+    "f2dc_modules + fedheal",
+    "f2dc_modules + fedequilibria",
+    "local_only + f2dc_modules",
+]
+
+
+def needs_images(text):
+    return bool(parse(text).wrap) and "f2dc" in text
+
+
+def quiet(text, federation, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EquipoiseWarning)
+        return run(text, federation, **options)
+
+
+@pytest.fixture
+def double_precision():
+    """In float32 the rounding of two runners can grow from step to step (F2DC's sharp masks); in float64 it stays small."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def in_double(federation):
+    return dataclasses.replace(federation, x=federation.x.double())
+
+
+def same(a, b, tolerance=1e-7):
+    torch.testing.assert_close(a.server.theta, b.server.theta, rtol=tolerance, atol=tolerance)
+    for name, value in a.server.buffers.items():
+        torch.testing.assert_close(value, b.server.buffers[name], rtol=tolerance, atol=tolerance)
+    for client, value in a.values("loss").items():
+        assert value == pytest.approx(b.values("loss")[client], rel=1e-6, abs=1e-6)
+    for x, y in zip(a.rounds, b.rounds, strict=True):
+        assert x.clients == y.clients
+        assert x.weights == pytest.approx(y.weights, rel=1e-6, abs=1e-6)
+
+
+@pytest.mark.usefixtures("double_precision")
+@pytest.mark.parametrize("text", ROWS)
+def test_runners_agree(text):
+    """Full and partial participation, unequal clients, small last batches."""
+    federation = in_double(pictures() if needs_images(text) else blobs())
+    for participation in (1.0, 0.5):
+        results = [quiet(text, federation, runner=runner, participation=participation, rounds=3) for runner in RUNNERS]
+        for other in results[1:]:
+            same(results[0], other)
+
+
+@pytest.mark.usefixtures("double_precision")
+@pytest.mark.parametrize("text", [row for row in ROWS if not needs_images(row)])
+def test_models_with_batch_statistics(text):
+    results = [quiet(text, in_double(blobs()), model=NormNet, runner=runner, rounds=2) for runner in RUNNERS]
+    for result in results:
+        for name, value in result.server.buffers.items():
+            if name.endswith("running_var"):
+                assert (value > 0).all()
+    same(*results)
+
+
+@pytest.mark.parametrize("text", [row for row in ROWS if not needs_images(row)])
+def test_runners_agree_in_single_precision(text):
+    inline, vectorised = (quiet(text, blobs(), runner=runner, rounds=2) for runner in ("inline", "vectorised"))
+    torch.testing.assert_close(inline.server.theta, vectorised.server.theta, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("text", ROWS)
+def test_the_same_run_gives_the_same_numbers_bit_for_bit(text):
+    federation = pictures() if needs_images(text) else blobs()
+    a, b = (quiet(text, federation, rounds=2) for _ in range(2))
+    assert torch.equal(a.server.theta, b.server.theta)
+    assert a.values() == b.values()
+    c = quiet(text, federation, rounds=2, seed=1)
+    assert parse(text).wrap or not torch.equal(a.server.theta, c.server.theta)
+
+
+@pytest.mark.parametrize("text", ROWS)
+def test_odd_clients(text):
+    """One sample, one class, no test data, and one that joins late."""
+    images = needs_images(text)
+    base = pictures() if images else blobs()
+    odd = (
+        base.clients[0],
+        Client("one sample", base.clients[1].train[:1], base.clients[1].validation, base.clients[1].test, "d0"),
+        Client(
+            "one class",
+            base.clients[2].train[base.y[base.clients[2].train] == 0],
+            base.clients[2].validation,
+            domain="d1",
+        ),
+        Client("late", base.clients[3].train, base.clients[3].validation, base.clients[3].test, "d1", joins=2),
+    )
+    federation = Federation(base.name, base.x, base.y, odd, base.classes, base.protocol)
+    result = quiet(text, federation, rounds=4)
+    assert torch.isfinite(result.server.theta).all()
+    assert "one class" not in result.values()  # it has no test data
+    assert "late" in result.values()
+    if not result.method.pooled:
+        assert [3 in record.clients for record in result.rounds] == [False, False, True, True]
+
+
+@pytest.mark.parametrize("text", ROWS)
+def test_scanners_train_without_a_warning_but_one(text):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        result = run(text, "scanners", rounds=2, eval_every=2)
+    texts = [str(w.message) for w in seen]
+    assert all(t.startswith("fedequilibria: the min-norm weights rest on") for t in texts), texts
+    assert len(texts) <= 1
+    assert result.warnings == tuple(texts)
+
+
+def test_bit_for_bit_where_the_arithmetic_is_the_same():
+    """One client: the vectorised runner calls the same function directly."""
+    one = blobs(sizes=(23,))
+    a, b = (run("fedavg", one, runner=runner, rounds=3) for runner in ("inline", "vectorised"))
+    assert torch.equal(a.server.theta, b.server.theta)

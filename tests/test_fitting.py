@@ -1,0 +1,197 @@
+"""Local training: batches, optimisers, batch statistics, noise."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.func import functional_call
+
+from equipoise import EquipoiseError, Federation, Training, parse
+from equipoise.fitting import for_each, plan
+from equipoise.round import begin, broadcast_of, client_round
+from equipoise.task import Task
+from kit import DropNet, NormNet, blobs
+
+FEDAVG = parse("fedavg")
+
+
+def task_of(federation=None, model=None, **training):
+    return Task.build(FEDAVG, federation or blobs(), model=model, training=Training(**training) if training else None)
+
+
+def updates(task, clients, seed=0, method=FEDAVG):
+    replies, _ = client_round(method, task, clients, broadcast_of(begin(method, task), 1), {}, seed)
+    return replies
+
+
+def by_hand(task, client, seed=0):
+    """The same training written as everybody writes it: a module, an optimiser, a loop."""
+    network = task.modules["train"]
+    params = {n: p.clone().requires_grad_() for n, p in task.initial_params.items()}
+    buffers = {n: b.clone() for n, b in task.initial_buffers.items()}
+    t = task.training
+    options = {"momentum": t.momentum} if t.optimizer == "SGD" else {}
+    optimiser = getattr(torch.optim, t.optimizer)(params.values(), lr=t.lr, weight_decay=t.weight_decay, **options)
+    planned = plan(task, [client], t, seed, "batches", 0)
+    for step in range(int(planned.steps[0])):
+        index = planned.batches[0, step]
+        index = index[index >= 0]
+        logits = functional_call(network, {**params, **buffers}, (task.federation.x[index],)).logits
+        loss = F.cross_entropy(logits, task.federation.y[index])
+        optimiser.zero_grad()
+        loss.backward()
+        if t.clip:
+            torch.nn.utils.clip_grad_norm_(params.values(), t.clip)
+        optimiser.step()
+    return {n: p.detach() for n, p in params.items()}, buffers
+
+
+TRAININGS = {
+    "sgd": {"epochs": 2, "batch": 8, "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-2},
+    "full batch": {"steps": 3, "batch": None, "lr": 0.1},
+    "adam": {"epochs": 2, "batch": 5, "lr": 0.01, "optimizer": "adam"},
+    "adamw": {"epochs": 1, "batch": 5, "lr": 0.01, "optimizer": "AdamW", "weight_decay": 0.1},
+    "rmsprop": {"steps": 5, "batch": 4, "lr": 0.01, "optimizer": "RMSprop"},
+    "clipped": {"epochs": 2, "batch": 8, "lr": 0.1, "clip": 0.5},
+    "batch of one": {"epochs": 1, "batch": 1, "lr": 0.05},
+}
+
+
+@pytest.mark.parametrize("settings", TRAININGS.values(), ids=TRAININGS)
+def test_one_client_trains_as_a_plain_loop_does(settings):
+    task = task_of(**settings)
+    for client in range(4):
+        trained, _ = by_hand(task, client)
+        expected = task.layout.join(trained) - begin(FEDAVG, task).theta
+        torch.testing.assert_close(updates(task, [client]).updates[0], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("settings", TRAININGS.values(), ids=TRAININGS)
+def test_stacked_clients_train_as_each_alone(settings):
+    """Clients of 23, 14, 9 and 31 samples: different numbers of steps, and smaller last batches."""
+    task = task_of(**settings)
+    together = updates(task, [0, 1, 2, 3])
+    for client in range(4):
+        alone = updates(task, [client])
+        torch.testing.assert_close(together.updates[client], alone.updates[0], rtol=1e-4, atol=1e-6)
+        for name, value in alone.reports.items():
+            torch.testing.assert_close(together.reports[name][client], value[0], rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("batch", [8, 1, None])
+def test_batch_statistics_see_no_padding(batch):
+    task = task_of(model=NormNet(), epochs=2, batch=batch, lr=0.1)
+    assert task.batch_statistics
+    together = updates(task, [0, 1, 2, 3])
+    for client in range(4):
+        alone = updates(task, [client])
+        torch.testing.assert_close(together.updates[client], alone.updates[0], rtol=1e-4, atol=1e-5)
+        for name, value in alone.buffers.items():
+            torch.testing.assert_close(together.buffers[name][client], value[0], rtol=1e-4, atol=1e-5)
+    if batch == 8:
+        trained, buffers = by_hand(task, 0)
+        torch.testing.assert_close(together.buffers["body.1.running_var"][0], buffers["body.1.running_var"])
+        torch.testing.assert_close(
+            together.updates[0], task.layout.join(trained) - begin(FEDAVG, task).theta, rtol=1e-4, atol=1e-5
+        )
+
+
+def test_a_batch_of_one_uses_the_running_statistics():
+    federation = blobs(sizes=(9, 5))
+    task = task_of(federation, NormNet(), epochs=1, batch=8, lr=0.1)  # client 0: batches of 8 and 1
+    replies = updates(task, [0])
+    assert int(replies.buffers["body.1.num_batches_tracked"][0]) == 1  # the batch of one did not count
+    assert torch.isfinite(replies.updates).all()
+
+
+def test_clients_with_one_sample_and_with_one_class():
+    x = torch.randn(10, 4, generator=torch.Generator().manual_seed(0))
+    data = {"one": (x[:1], [1]), "class": (x[1:6], [2] * 5), "usual": (x[6:], [0, 1, 2, 0])}
+    federation = Federation.from_tensors(data, test={"usual": (x, [0] * 10)}, classes=3)
+    for model in (None, NormNet(4)):
+        task = task_of(federation, model, epochs=2, batch=4, lr=0.1)
+        replies = updates(task, [0, 1, 2])
+        assert torch.isfinite(replies.updates).all()
+        assert replies.reports["samples"].tolist() == [1, 5, 4]
+
+
+def test_the_plan_covers_every_sample_once_an_epoch():
+    task = task_of()
+    planned = plan(task, [0, 2], Training(epochs=3, batch=8), 0, "batches", 0)
+    assert planned.steps.tolist() == [9, 6]
+    assert planned.sizes[0].tolist() == [8, 8, 7] * 3
+    assert planned.sizes[1].tolist() == [8, 1] * 3 + [0, 0, 0]
+    for i, client in enumerate((0, 2)):
+        used = planned.batches[i][planned.batches[i] >= 0]
+        expected = task.federation.clients[client].train.repeat(3).sort().values
+        assert torch.equal(used.sort().values, expected)
+
+
+def test_batches_depend_on_seed_round_and_client_alone():
+    task = task_of()
+    t = Training(epochs=1, batch=8)
+    base = plan(task, [0, 1], t, 0, "batches", 4).batches[1]
+    width = plan(task, [1], t, 0, "batches", 4).batches[0]
+    assert torch.equal(base[: len(width)], width)
+    for other in ((1, "batches", 4), (0, "batches", 5), (0, "else", 4)):
+        assert not torch.equal(plan(task, [1], t, *other).batches[0], width)
+
+
+def test_steps_count_instead_of_epochs():
+    planned = plan(task_of(), [0, 2], Training(steps=4, batch=8), 0, "batches", 0)
+    assert planned.steps.tolist() == [4, 4]
+    assert planned.sizes[1].tolist() == [8, 1, 8, 1]
+
+
+def test_dropout_takes_its_noise_from_the_seed():
+    task = task_of(model=DropNet(), epochs=1, batch=8, lr=0.1)
+    assert task.noise == {"body.2.noise.draws": (16,)}
+    a, b = updates(task, [0, 1, 2]), updates(task, [0, 1, 2])
+    assert torch.equal(a.updates, b.updates)
+    torch.testing.assert_close(a.updates[1], updates(task, [1]).updates[0], rtol=1e-4, atol=1e-6)  # whatever the cohort
+    assert not torch.allclose(a.updates, updates(task, [0, 1, 2], seed=1).updates)
+    torch.manual_seed(123)
+    before = torch.random.get_rng_state()
+    updates(task, [0])
+    assert torch.equal(before, torch.random.get_rng_state())  # the global generator is not touched
+
+
+def test_the_loss_during_training_is_reported_per_sample():
+    task = task_of(epochs=1, batch=None, lr=1e-9)
+    method = parse("fedavg")
+    server = begin(method, task)
+    from equipoise.fitting import fit
+    from equipoise.round import _start_of
+    from equipoise.task import stacked
+
+    start = _start_of(task, [0, 1], broadcast_of(server, 1), {})
+    fitted = fit(
+        task, (), [0, 1], start, params=stacked(start.params, 2), buffers={}, round=0, rounds=1, seed=0,
+    )  # fmt: skip
+    for k in range(2):
+        exact = task.scores(task.initial_params, {}, task.federation.clients[k].train)["loss"].mean()
+        torch.testing.assert_close(fitted.loss[k], exact)
+
+
+def test_for_each_calls_one_client_directly(monkeypatch):
+    import equipoise.fitting as module
+
+    monkeypatch.setattr(module, "vmap", None)
+    double = for_each(lambda tree, none: {"y": 2 * tree["x"]}, 1)
+    assert double({"x": torch.ones(1, 3)}, None)["y"].shape == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"lr": 0}, "lr"),
+        ({"epochs": 0}, "epochs"),
+        ({"batch": 0}, "batch"),
+        ({"momentum": 1.0}, "momentum"),
+        ({"optimizer": "SDG"}, "Did you mean `SGD`"),
+        ({"optimizer": "Adam", "momentum": 0.9}, "Adam has no momentum"),
+        ({"clip": -1.0}, "clip"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, message):
+    with pytest.raises(EquipoiseError, match=message):
+        Training(**settings)

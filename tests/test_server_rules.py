@@ -1,0 +1,72 @@
+"""Each method's server step over several rounds with partial participation, against plain NumPy."""
+
+import numpy as np
+import pytest
+import torch
+
+from equipoise import parse
+from kit import CLASSES, ROUNDS, G, rolled
+from numpy_rules import domain_aware, eagle_server, fedequilibria, fedfe, fedheal
+
+THETA = np.linspace(-1, 1, G)
+ROUNDS_NP = [(r.clients, r.updates.numpy(), {k: v.numpy() for k, v in r.reports.items()}) for r in ROUNDS]
+
+
+def agree(method, reference, tolerance=1e-9):
+    for result, (theta, weights) in zip(rolled(parse(method)), reference, strict=True):
+        np.testing.assert_allclose(result.weights.numpy(), weights, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(result.theta.numpy(), theta, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("fedequilibria(t=0.7)", {}),
+        ("fedequilibria(t=0)", {"t": 0}),
+        ("fedequilibria(t=1)", {"t": 1}),
+        ("fedequilibria(t=1, moo='update')", {"t": 1, "space": "update"}),
+        ("fedequilibria(t=0.3, fim_scale='l2')", {"t": 0.3, "scale": "l2"}),
+        ("fedequilibria(t=0.3, fim_scale='mean')", {"t": 0.3, "scale": "mean"}),
+    ],
+)
+def test_fedequilibria(method, options):
+    agree(method, fedequilibria(ROUNDS_NP, THETA, **options), 1e-7)
+
+
+@pytest.mark.parametrize("norm", ["sqrtK", "unit", "none"])
+@pytest.mark.parametrize("lag", [0, 1])
+def test_eagle_on_the_server(norm, lag):
+    agree(f"eagle(lam=0.7, norm='{norm}', lag={lag}, apply='server')", eagle_server(ROUNDS_NP, THETA, 0.7, norm, lag))
+
+
+def test_domain_aware():
+    agree("daa", domain_aware(ROUNDS_NP, THETA, CLASSES, 3, 600))
+    agree("f2dc(a=2.0, b=0.1)", domain_aware(ROUNDS_NP, THETA, CLASSES, 3, 600, 2.0, 0.1))
+
+
+@pytest.mark.parametrize("tau", [0.0, 0.3, 0.5, 0.7, 1.0])
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_fedheal(tau, variant):
+    released = variant == "released"
+    agree(f"fedheal(tau={tau}, variant='{variant}')", fedheal(ROUNDS_NP, THETA, tau, 0.4, released, (30, 7)))
+
+
+@pytest.mark.parametrize(
+    ("q", "alpha", "tau", "beta"), [(1, 0.1, 1, 0.1), (0, 0, 0, 0), (5, 0.4, 3, 0.5), (0.5, 0, 2, 0.1), (2, 1, 1, 0)]
+)
+def test_fedfe(q, alpha, tau, beta):
+    reference = fedfe(ROUNDS_NP, THETA, q, alpha, tau, beta, 0.1, 8)
+    agree(f"fedfe(q={q}, alpha={alpha}, tau={tau}, beta_init={beta}, lr=0.1)", reference)
+
+
+def test_fedavg_by_samples_and_uniform():
+    for result, (_, D, reports) in zip(rolled(parse("fedavg")), ROUNDS_NP, strict=True):
+        n = reports["samples"]
+        np.testing.assert_allclose(result.direction.numpy(), (n / n.sum()) @ D, atol=1e-14)
+    for result, (_, D, _) in zip(rolled(parse("fedavg(weights='uniform')")), ROUNDS_NP, strict=True):
+        np.testing.assert_allclose(result.direction.numpy(), D.mean(0), atol=1e-14)
+
+
+def test_the_literal_momentum_of_fedfe_destroys_the_model():
+    *_, last = rolled(parse("fedfe(q=0, beta_init=0, tau=0, lr=0.1, momentum='literal')"))
+    assert torch.allclose(last.theta, last.weights @ ROUNDS[-1].updates, atol=1.0)  # theta itself is gone
