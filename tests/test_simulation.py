@@ -159,7 +159,7 @@ def test_a_run_that_diverges_says_so():
         ({"participation": 1.5}, "participation"),
         ({"eval_every": 0}, "eval_every"),
         ({"device": "tpu"}, "cpu, cuda or mps"),
-        ({"runner": "fast"}, "auto, inline, vectorised"),
+        ({"runner": "fast"}, "auto, inline, vectorised, processes"),
         ({"model": "resnet1"}, "Unknown model `resnet1`"),
         ({"model": "mlp(classes=4)"}, "follows from the data"),
         ({"model": "small_cnn"}, "for images"),

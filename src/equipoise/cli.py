@@ -43,7 +43,9 @@ Optimizer = Annotated[str | None, typer.Option(help="any optimiser of torch.opti
 Model = Annotated[str | None, typer.Option(help="model, for example 'mlp(hidden=(64,))' [default: the data set's]")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or mps")]
 EvalEvery = Annotated[int, typer.Option(help="evaluate every n rounds; the last one always is")]
-RunnerOption = Annotated[str, typer.Option(help="auto, inline (one client at a time) or vectorised (many at once)")]
+RunnerOption = Annotated[
+    str, typer.Option(help="auto, inline (one client at a time), vectorised (many at once) or processes")
+]
 Out = Annotated[Path, typer.Option(help="where run folders go")]
 
 
@@ -268,7 +270,7 @@ def _training(
 
 
 def _runner(name: str) -> Any:
-    return fitted(name, Literal["auto", "inline", "vectorised"], "--runner")
+    return fitted(name, Literal["auto", "inline", "vectorised", "processes"], "--runner")
 
 
 def _seeds(text: str) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import queue
 import warnings
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ from equipoise.data import Federation, load_federation
 from equipoise.method import parse
 from equipoise.metrics import figures
 from equipoise.records import save
-from equipoise.runners import RunnerName
+from equipoise.runners import RunnerName, cores
 from equipoise.simulation import RoundRecord, Run, run
 from equipoise.training import Training
 
@@ -70,7 +69,7 @@ def jobs(methods: Sequence[str], dataset: str, seeds: Sequence[int], template: J
     return [replace(one, method=method, seed=seed) for method in methods for seed in seeds]
 
 
-def execute(job: Job, on_round: Callable[[RoundRecord], None] | None = None) -> Run:
+def execute(job: Job, on_round: Callable[[RoundRecord], None] | None = None, threads: int | None = None) -> Run:
     """Do one run."""
     method = parse(job.method)
     data: Federation = load_federation(job.dataset)
@@ -87,6 +86,7 @@ def execute(job: Job, on_round: Callable[[RoundRecord], None] | None = None) -> 
         runner=job.runner,
         device=job.device,
         eval_every=job.eval_every,
+        threads=threads,
         on_round=on_round,
     )
 
@@ -123,19 +123,18 @@ def _work(number: int, job: Job, folder: Path) -> Outcome:
         if _messages is not None and scored:
             _messages.put(Progress(number, record.round, scored[1], scored[0]))
 
-    return outcome(execute(job, tell), folder)
+    return outcome(execute(job, tell, torch.get_num_threads()), folder)
 
 
 def execute_all(
     todo: Sequence[Job], folder: Path, on_progress: Callable[[Progress], None], workers: int | None = None
 ) -> list[Outcome]:
     """Do all runs, as many at once as there are cores; the outcomes come in the order of the jobs."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    count = min(workers or cores, len(todo))
+    count = min(workers or cores(), len(todo))
     context = multiprocessing.get_context("spawn")
     messages: Queue[Progress] = context.Queue()
     with ProcessPoolExecutor(
-        count, context, initializer=_prepare_worker, initargs=(messages, max(1, cores // count))
+        count, context, initializer=_prepare_worker, initargs=(messages, max(1, cores() // count))
     ) as pool:
         futures = [pool.submit(_work, number, job, folder) for number, job in enumerate(todo)]
         pending = set(futures)

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import ceil
+from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -18,9 +19,10 @@ from torch.func import vmap
 
 from equipoise import seeds
 from equipoise.roles import Term
+from equipoise.seeds import Integers
 from equipoise.task import Mode, Task
 from equipoise.training import Training
-from equipoise.types import ClientState, Local, Received, Tensors
+from equipoise.types import ClientState, Local, Outputs, Received, Tensors
 
 Tree = Any  # tensors in nested dicts, tuples and lists; other leaves are left alone
 
@@ -62,33 +64,34 @@ def for_each(function: Callable[..., Tree], count: int) -> Callable[..., Tree]:
 class Plan(NamedTuple):
     """The batches of several clients: positions in the pool, -1 for padding."""
 
-    batches: Tensor  # [m, steps, batch]
-    sizes: Tensor  # [m, steps], true batch sizes; 0 when the client is done
-    steps: Tensor  # [m]
+    batches: Integers  # [m, steps, batch]
+    sizes: Integers  # [m, steps], true batch sizes; 0 when the client is done
+    steps: Integers  # [m]
 
 
 def plan(task: Task, clients: Sequence[int], training: Training, *path: int | str) -> Plan:
     """The same batches whoever runs them: they follow from the seed path and the client alone."""
-    batches = [_batches(task.federation.clients[c].train.cpu(), training, *path, c) for c in clients]
-    steps = torch.tensor([len(b) for b in batches])
-    index = torch.full((len(clients), int(steps.max()), max(b.shape[1] for b in batches)), -1)
-    for i, b in enumerate(batches):
-        index[i, : b.shape[0], : b.shape[1]] = b
-    return Plan(index, (index >= 0).sum(2), steps)
-
-
-def _batches(samples: Tensor, training: Training, *path: int | str) -> Tensor:
-    """Positions `[steps, batch]` of one client."""
-    n = len(samples)
-    size = min(training.batch or n, n)
-    per_epoch = ceil(n / size)
-    epochs = training.epochs if training.steps is None else ceil(training.steps / per_epoch)
-    if size == n:  # a full batch needs no order
-        return samples.expand(epochs, n)[: training.steps]
-    draws = seeds.generator(*path)
-    order = torch.stack([torch.randperm(n, generator=draws) for _ in range(epochs)])
-    padded = F.pad(samples[order], (0, per_epoch * size - n), value=-1)
-    return padded.view(epochs * per_epoch, size)[: training.steps]
+    pool, starts = task.federation.training_positions
+    ids = np.asarray(clients)
+    n = starts[ids + 1] - starts[ids]
+    size = n if training.batch is None else np.minimum(n, training.batch)
+    per_epoch = -(-n // size)
+    steps = per_epoch * training.epochs if training.steps is None else np.full_like(n, training.steps)
+    epochs = int((-(-steps // per_epoch)).max())
+    if (size == n).all():  # full batches need no order
+        order = np.broadcast_to(np.arange(n.max()), (len(ids), epochs, n.max()))
+    else:
+        order = seeds.permutations(n, epochs, [seeds.key(*path, client) for client in clients])
+        order[size == n] = np.arange(n.max())
+    # Step s of a client takes places [j, j + 1) * size of its epoch's order, j = s modulo its steps an epoch.
+    s, slot = np.arange(steps.max()), np.arange(size.max())
+    epoch, j = s // per_epoch[:, None], s % per_epoch[:, None]
+    place = j[:, :, None] * size[:, None, None] + slot
+    real = (place < n[:, None, None]) & (slot < size[:, None, None]) & (s < steps[:, None])[:, :, None]
+    row = np.arange(len(ids))[:, None, None]
+    chosen = order[row, np.minimum(epoch, epochs - 1)[:, :, None], np.minimum(place, n.max() - 1)]
+    batches = np.where(real, pool[np.where(real, starts[ids][:, None, None] + chosen, 0)], -1)
+    return Plan(batches, real.sum(2), steps)
 
 
 # --------------------------------------------------------------------------- the loop
@@ -139,87 +142,199 @@ def fit(
     training = training or task.training
     planned = plan(task, clients, training, seed, purpose, round)
     # Clients with the most steps first: those still at work are always the first ones of the stack.
-    order = torch.argsort(planned.steps, descending=True, stable=True)
-    back = torch.argsort(order)
-    planned = pick(planned, order)
-    ids = [clients[i] for i in order.tolist()]
-    at = order.to(task.device)
-    mine = pick(start.per_client, at)
-    values = {name: value[at].clone() for name, value in params.items()}
-    statistics = {name: value[at].clone() for name, value in buffers.items()}
+    order = np.argsort(-planned.steps, kind="stable")
+    planned = Plan(*(value[order] for value in planned))
+    ids = [clients[i] for i in order]
+    there = torch.from_numpy(order).to(task.device)
+    mine = pick(start.per_client, there)
+    values = pick(params, there)  # indexing copies
+    statistics = pick(buffers, there)
     draws = _augmentation(task, ids, planned, seed, purpose, round)
     loss_sums = torch.zeros(len(clients), device=task.device)
 
-    active, leaves, optimiser = 0, values, None
+    if task.factored is not None and training.plain and not any(_beyond_scale(term) for term in terms):
+        advance: Steps = FactoredSteps(task, terms, start, mine, values, training)
+    else:
+        noise = partial(_noise, task, ids, seed, purpose, round)
+        moment = Moment(0, round, rounds, training.lr)
+        advance = AutogradSteps(task, terms, start, mine, values, statistics, training, noise, moment)
     for step in range(planned.batches.shape[1]):
-        working = int((planned.sizes[:, step] > 0).sum())
-        if working != active:
-            shrunk = {name: value[:working].detach().requires_grad_() for name, value in values.items()}
-            optimiser = _optimiser(training, optimiser, leaves, shrunk)
-            active, leaves = working, shrunk
-        assert optimiser is not None
-        gradients: dict[str, Tensor | None] = dict.fromkeys(leaves)
+        working = int(np.count_nonzero(planned.sizes[:, step]))
+        groups = []
         for rows, size, padded in _groups(planned.sizes[:working, step], task.batch_statistics):
-            index = planned.batches[:working][rows][:, step, :size]
-            mode: Mode = "single" if task.batch_statistics and size == 1 else "train"
-            one = _loss_of_one(task, terms, start, mode, round, rounds, training.lr, step)
-            chosen = {name: value if rows == slice(None) else value[rows] for name, value in leaves.items()}
-            arguments = (
-                chosen,
-                {name: value[:working][rows] for name, value in statistics.items()},
-                *_samples(task, index, None if draws is None else draws[:working][rows][:, step, :size]),
-                (index >= 0).float().to(task.device) if padded else None,
-                _noise(task, [ids[i] for i in _positions(rows, working)], index, seed, purpose, round, step),
-                *pick(pick(mine, slice(working)), rows),
+            index = planned.batches[:working][rows, step, :size]
+            x, y = _samples(task, index, None if draws is None else draws[:working][rows, step, :size])
+            keep = torch.from_numpy(index >= 0).to(task.device, x.dtype) if padded else None
+            groups.append(Group(rows, index, x, y, keep))
+        for group, base in zip(groups, advance(step, working, groups), strict=True):
+            loss_sums[:working][group.rows] += base * torch.from_numpy((group.batch >= 0).sum(1)).to(task.device)
+
+    back = torch.from_numpy(np.argsort(order)).to(task.device)
+    seen = torch.from_numpy(planned.sizes.sum(1)).to(task.device)
+    done = torch.from_numpy(planned.steps).to(task.device, loss_sums.dtype)
+    return Fitted(pick(values, back), pick(statistics, back), done[back], (loss_sums / seen)[back])
+
+
+class Group(NamedTuple):
+    """Clients that share one call in a step, and their batches."""
+
+    rows: slice | Integers  # among those at work
+    batch: Integers  # [rows, batch], positions in the pool, -1 for padding
+    x: Tensor
+    y: Tensor
+    keep: Tensor | None
+
+
+Steps = Callable[
+    [int, int, list[Group]], list[Tensor]
+]  # (step, clients at work, groups) -> mean base losses of each group
+
+
+class FactoredSteps:
+    """Plain SGD for models that give their gradient in factors: it is added to the weights by the same matrix product that
+    computes it, so that it is never stored."""
+
+    def __init__(
+        self, task: Task, terms: Sequence[Term], start: Start, mine: Tree, values: Tensors, training: Training
+    ) -> None:
+        self.task, self.terms, self.start, self.mine, self.values, self.training = (
+            task,
+            terms,
+            start,
+            mine,
+            values,
+            training,
+        )
+        self.momenta = {n: torch.zeros_like(v) for n, v in values.items()} if training.momentum else {}
+
+    def __call__(self, step: int, working: int, groups: list[Group]) -> list[Tensor]:
+        (group,) = groups  # such models have no batch statistics
+        assert self.task.factored is not None
+        at = slice(working)
+        values, momenta = pick(self.values, at), pick(self.momenta, at)
+        own_params, own_buffers, own, _ = pick(self.mine, at)
+
+        def scale(losses: Tensor) -> Tensor:
+            factor = torch.ones_like(losses)
+            for term in self.terms:
+                factor = factor * for_each(
+                    lambda loss, *own, term=term: term.scale(loss, self.start.received(*own)), working
+                )(losses, own_params, own_buffers, own)
+            return factor
+
+        gradient = self.task.factored(values, group.x, group.y, group.keep, scale)
+        lr, decay, momentum = self.training.lr, self.training.weight_decay, self.training.momentum
+        for name, (delta, inputs) in gradient.layers.items():
+            weight, bias = f"{name}.weight", f"{name}.bias"
+            if momentum:
+                momenta[weight].baddbmm_(delta.mT, inputs, beta=momentum)
+                momenta[bias].mul_(momentum).add_(delta.sum(1))
+                for tensor in (weight, bias):
+                    if decay:
+                        momenta[tensor].add_(values[tensor], alpha=decay)
+                    values[tensor].add_(momenta[tensor], alpha=-lr)
+            else:
+                values[weight].baddbmm_(delta.mT, inputs, beta=1 - lr * decay, alpha=-lr)
+                values[bias].mul_(1 - lr * decay).sub_(delta.sum(1), alpha=lr)
+        return [gradient.loss]
+
+
+class AutogradSteps:
+    """Any model, any terms, any optimiser of torch."""
+
+    def __init__(
+        self,
+        task: Task,
+        terms: Sequence[Term],
+        start: Start,
+        mine: Tree,
+        values: Tensors,
+        statistics: Tensors,
+        training: Training,
+        noise: Callable[[Sequence[int], Integers, int], Tensors],
+        moment: Moment,
+    ) -> None:
+        self.task, self.terms, self.start, self.mine, self.training = task, terms, start, mine, training
+        self.values, self.statistics, self.noise, self.moment = values, statistics, noise, moment
+        self.leaves: Tensors = {}
+        self.optimiser: torch.optim.Optimizer | None = None
+        self.working = 0
+
+    def __call__(self, step: int, working: int, groups: list[Group]) -> list[Tensor]:
+        if working != self.working:  # the clients still at work are the first ones: go on with their part of the stack
+            leaves = {name: value[:working].detach().requires_grad_() for name, value in self.values.items()}
+            self.optimiser = _optimiser(self.training, self.optimiser, self.leaves, leaves)
+            self.leaves, self.working = leaves, working
+        assert self.optimiser is not None
+        gradients: dict[str, Tensor | None] = dict.fromkeys(self.leaves)
+        bases = []
+        at_work = pick(self.mine, slice(working))
+        for group in groups:
+            everyone = isinstance(group.rows, slice)
+            single = self.task.batch_statistics and group.batch.shape[1] == 1
+            total, base, after = _losses(
+                self.task,
+                self.terms,
+                self.start,
+                self.moment._replace(done=step),
+                "single" if single else "train",
+                len(group.x),
+            )(
+                self.leaves if everyone else pick(self.leaves, group.rows),
+                pick(pick(self.statistics, slice(working)), group.rows),
+                group.x,
+                group.y,
+                group.keep,
+                self.noise(np.arange(working)[group.rows].tolist(), group.batch, step),
+                *pick(at_work, group.rows),
             )
-            total, base, after = for_each(one, index.shape[0])(*arguments)
-            found = torch.autograd.grad(total.sum(), list(leaves.values()), allow_unused=True)
-            gradients = {n: _added(gradients[n], g) for n, g in zip(leaves, found, strict=True)}
+            found = torch.autograd.grad(total.sum(), list(self.leaves.values()), allow_unused=True)
+            gradients = {n: _added(gradients[n], g) for n, g in zip(self.leaves, found, strict=True)}
             for name, value in after.items():
-                statistics[name][:working][rows] = value
-            loss_sums[:working][rows] += base * (index >= 0).sum(1).to(task.device)
-        gradients = _corrected(gradients, terms, start, pick(mine, slice(working)), working)
-        if training.clip is not None:
-            gradients = _clipped(gradients, training.clip)
-        for name, leaf in leaves.items():
+                self.statistics[name][:working][group.rows] = value
+            bases.append(base)
+        gradients = _corrected(gradients, self.terms, self.start, at_work, working)
+        if self.training.clip is not None:
+            gradients = _clipped(gradients, self.training.clip)
+        for name, leaf in self.leaves.items():
             leaf.grad = gradients[name]
-        optimiser.step()
-
-    seen = planned.sizes.sum(1).to(task.device)
-    back = back.to(task.device)
-    return Fitted(
-        {name: value.detach()[back] for name, value in values.items()},
-        {name: value[back] for name, value in statistics.items()},
-        planned.steps[back.cpu()].to(task.device).float(),
-        (loss_sums / seen)[back],
-    )
+        self.optimiser.step()
+        return bases
 
 
-def _loss_of_one(
-    task: Task, terms: Sequence[Term], start: Start, mode: Mode, round: int, rounds: int, lr: float, done: int
+class Moment(NamedTuple):
+    """When a local step happens."""
+
+    done: int  # local steps before this one
+    round: int
+    rounds: int
+    lr: float
+
+
+def _losses(
+    task: Task, terms: Sequence[Term], start: Start, moment: Moment, mode: Mode, count: int
 ) -> Callable[..., tuple[Tensor, Tensor, Tensors]]:
-    """The local loss of one client on one batch, as a function of tensors."""
+    """The local losses of `count` stacked clients on one batch each: (total [m], base [m], next buffers)."""
 
-    def loss(
+    def objective(
+        out: Outputs,
         params: Tensors,
-        buffers: Tensors,
         x: Tensor,
         y: Tensor,
         keep: Tensor | None,
-        noise: Tensors,
         own_params: Tensors,
         own_buffers: Tensors,
         own: Tensors,
         states: ClientState,
-    ) -> tuple[Tensor, Tensor, Tensors]:
-        out, buffers = task.forward(params, buffers, x, mode, noise)
+    ) -> tuple[Tensor, Tensor]:
+        """Of one client, from the outputs of its model."""
 
-        def frozen(params: Tensors, buffers: Tensors) -> Any:
+        def frozen(params: Tensors, buffers: Tensors) -> Outputs:
             with torch.no_grad():
                 return task.apply(params, buffers, x)
 
         received = start.received(own_params, own_buffers, own)
-        local = Local(out, x, y, keep, params, received, states, done, round, rounds, lr, frozen)
+        local = Local(out, x, y, keep, params, received, states, *moment, frozen)
         losses = F.cross_entropy(out.logits, y, reduction="none")
         base = local.mean(losses.detach())
         for term in terms:
@@ -229,30 +344,59 @@ def _loss_of_one(
             extra = term.loss(local)
             if extra is not None:
                 total = total + local.mean(extra)
-        for term in terms:
-            total = term.whole(total, local)
-        return total, base, buffers
+        for term in _scaling(terms):
+            total = total * term.scale(base, received)
+        return total, base
 
-    return loss
+    def alone(
+        params: Tensors, buffers: Tensors, x: Tensor, y: Tensor, keep: Tensor | None, noise: Tensors, *own: Tree
+    ) -> tuple[Tensor, Tensor, Tensors]:
+        out, buffers = task.forward(params, buffers, x, mode, noise)
+        return *objective(out, params, x, y, keep, *own), buffers
+
+    def together(
+        params: Tensors, buffers: Tensors, x: Tensor, y: Tensor, keep: Tensor | None, noise: Tensors, *own: Tree
+    ) -> tuple[Tensor, Tensor, Tensors]:
+        """For a model that can be evaluated with stacked weights by itself: only the terms are vectorised."""
+        assert task.stacked is not None
+        out = task.stacked(params, x)
+        if terms:
+            return *for_each(objective, count)(out, params, x, y, keep, *own), buffers
+        losses = F.cross_entropy(out.logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+        means = losses.mean(1) if keep is None else (losses * keep).sum(1) / keep.sum(1)
+        return means, means.detach(), buffers
+
+    return together if count > 1 and task.stacked is not None else for_each(alone, count)
 
 
-def _groups(sizes: Tensor, apart: bool) -> list[tuple[slice | Tensor, int, bool]]:
-    """Clients that share one call in this step: (rows, batch size, whether smaller batches are padded)."""
-    different = sorted(set(sizes.tolist()), reverse=True)
-    if len(different) == 1:
-        return [(slice(None), different[0], False)]
+def _overrides(term: Term, hook: str) -> bool:
+    return getattr(type(term), hook) is not getattr(Term, hook)
+
+
+def _beyond_scale(term: Term) -> bool:
+    return any(_overrides(term, hook) for hook in ("base", "loss", "correct"))
+
+
+def _scaling(terms: Sequence[Term]) -> list[Term]:
+    return [term for term in terms if _overrides(term, "scale")]
+
+
+def _groups(sizes: Integers, apart: bool) -> list[tuple[slice | Integers, int, bool]]:
+    """Clients that can share a call: (rows, batch size, whether smaller batches are padded to it).
+
+    One group, padded where batches differ; or groups of equal batches, where padding would change the numbers.
+    """
+    largest = int(sizes.max())
+    if (sizes == largest).all():
+        return [(slice(None), largest, False)]
     if not apart:
-        return [(slice(None), different[0], True)]
-    return [((sizes == size).nonzero()[:, 0], size, False) for size in different]
+        return [(slice(None), largest, True)]
+    return [(np.flatnonzero(sizes == size), int(size), False) for size in np.unique(sizes)[::-1]]
 
 
-def _positions(rows: slice | Tensor, working: int) -> list[int]:
-    return list(range(working)) if isinstance(rows, slice) else rows.tolist()
-
-
-def _samples(task: Task, index: Tensor, draws: Tensor | None) -> tuple[Tensor, Tensor]:
+def _samples(task: Task, index: Integers, draws: Tensor | None) -> tuple[Tensor, Tensor]:
     """Prepared samples and labels of stacked batches; padding repeats the sample at position 0."""
-    flat = index.clamp(min=0).flatten().to(task.device)
+    flat = torch.from_numpy(index.clip(min=0).reshape(-1)).to(task.device)
     data = task.federation
     x = data.x[flat]
     x = data.preparation.evaluation(x) if draws is None else data.preparation.training(x, draws.flatten(0, 1))
@@ -273,14 +417,16 @@ def _augmentation(task: Task, ids: Sequence[int], planned: Plan, seed: int, purp
     return draws.to(task.device)
 
 
-def _noise(task: Task, ids: Sequence[int], index: Tensor, seed: int, purpose: str, round: int, step: int) -> Tensors:
-    """The noise that the model takes in this step, for each client `[m, batch, ...]`."""
+def _noise(
+    task: Task, ids: Sequence[int], seed: int, purpose: str, round: int, rows: Sequence[int], index: Integers, step: int
+) -> Tensors:
+    """The noise that the model takes in this step, for the clients in these rows, `[rows, batch, ...]`."""
     noise: Tensors = {}
     for name, shape in task.noise.items():
-        stack = torch.full((len(ids), index.shape[1], *shape), 0.5)
-        for i, client in enumerate(ids):
+        stack = torch.full((*index.shape, *shape), 0.5)
+        for i, row in enumerate(rows):
             size = int((index[i] >= 0).sum())
-            stack[i, :size] = seeds.uniform((size, *shape), seed, purpose, name, round, client, step)
+            stack[i, :size] = seeds.uniform((size, *shape), seed, purpose, name, round, ids[row], step)
         noise[name] = stack.to(task.device)
     return noise
 
@@ -310,7 +456,7 @@ def _added(total: Tensor | None, gradient: Tensor | None) -> Tensor | None:
 def _corrected(
     gradients: dict[str, Tensor | None], terms: Sequence[Term], start: Start, mine: Tree, count: int
 ) -> dict[str, Tensor | None]:
-    correcting = [term for term in terms if type(term).correct is not Term.correct]
+    correcting = [term for term in terms if _overrides(term, "correct")]
     if not correcting:
         return gradients
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import ClassVar, Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from equipoise.types import (
@@ -99,9 +100,9 @@ class Term(ClientPart):
         """A loss to add: `[batch]` (its mean is taken) or a scalar."""
         return None
 
-    def whole(self, loss: Tensor, local: Local) -> Tensor:
-        """Map the whole local loss."""
-        return loss
+    def scale(self, loss: Tensor, received: Received) -> Tensor:
+        """A factor on the whole local loss, constant for its gradient; `loss` is the batch's mean base loss."""
+        return torch.ones_like(loss)
 
     def correct(self, gradients: Tensors, received: Received, states: ClientState) -> Tensors:
         """Correct the gradient."""

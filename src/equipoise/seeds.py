@@ -10,10 +10,13 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 Built = TypeVar("Built")
+Integers = NDArray[np.int64]
 
 
 def key(*path: int | str) -> int:
@@ -34,6 +37,32 @@ def generator(*path: int | str) -> torch.Generator:
 def permutation(size: int, *path: int | str) -> Tensor:
     """A random order of ``0 .. size-1``."""
     return torch.randperm(size, generator=generator(*path))
+
+
+def permutations(sizes: Integers, count: int, keys: Sequence[int]) -> Integers:
+    """For each key `count` random orders of ``0 .. size-1``, `[keys, count, largest size]`, all at once.
+
+    The order of a key does not depend on the other keys: an entry's place is its rank among hashes of (key, count, entry)
+    (SplitMix64). Entries beyond a key's own size come last.
+
+    >>> permutations(np.array([3, 2]), 1, [key("a"), key("b")]).shape
+    (2, 1, 3)
+    """
+    longest = int(sizes.max())
+    with np.errstate(over="ignore"):  # arithmetic is modulo 2^64
+        entry = np.arange(1, longest + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        repeat = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0xD1342543DE82EF95)
+        mixed = _mixed(np.array(keys, dtype=np.uint64)[:, None] + repeat)[:, :, None] + entry
+        ranks = _mixed(mixed) >> np.uint64(1)
+    ranks[np.broadcast_to(np.arange(longest)[None, None, :] >= sizes[:, None, None], ranks.shape)] = np.uint64(2**63)
+    return ranks.argsort(axis=2, kind="stable")
+
+
+def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """SplitMix64's finaliser (Steele, Lea and Flood, 2014)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
 
 
 def uniform(shape: Sequence[int], *path: int | str) -> Tensor:

@@ -16,10 +16,10 @@ from equipoise.grammar import require
 from equipoise.method import Method, parse
 from equipoise.metrics import Figures, figures
 from equipoise.round import Aggregated, begin, broadcast_of, server_probe, server_round
-from equipoise.runners import RUNNERS, RunnerName, choose
+from equipoise.runners import Runner, RunnerName, choose, cores, opened
 from equipoise.task import BufferPolicy, ModelSource, Task
 from equipoise.training import Training
-from equipoise.types import ClientState, EquipoiseError, EquipoiseWarning, Server
+from equipoise.types import ClientState, EquipoiseError, EquipoiseWarning, Server, Setting
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,12 @@ def run(
     runner: RunnerName = "auto",
     device: str = "cpu",
     eval_every: int = 1,
+    threads: int | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
 ) -> Run:
     """Train a method on a federation. What is not given comes from the federation's protocol.
+
+    `threads` is the number of cores to use, by default all of them; `on_round` is called after every round.
 
     >>> result = run("fedavg", "gaussians", rounds=2)
     >>> sorted(result.values()) == sorted(result.values("accuracy", "test"))
@@ -107,49 +110,57 @@ def run(
     check_options(total, part, eval_every, device)
     task = Task.build(chosen, data, model=model, training=training, buffers=buffers, seed=seed, device=device)
     count = max(1, round(part * len(task.federation)))
-    name = choose(runner, task, count)
+    at_hand = threads or cores()
+    name = choose(runner, chosen, task, count, total, at_hand)
     setting = task.setting(total, seed)
-    compute = RUNNERS[name]
     server = begin(chosen, task)
     states: dict[int, ClientState] = {}
     records: list[RoundRecord] = []
-    said: list[str] = []
+    said: dict[str, str] = {}
     began = time.perf_counter()
-    for r in range(total):
-        clock = time.perf_counter()
-        available = [k for k, client in enumerate(task.federation.clients) if client.joins <= r]
-        if not available:
-            raise EquipoiseError(
-                f"No client takes part in round {r}: every client joins later. Let one join in round 0."
-            )
-        clients = seeds.participants(available, count, seed, r)
-        new = [c for c in clients if c not in states]
-        if new:
-            states |= compute(chosen, task, new, broadcast_of(server, total), {}, seed, "start")[1]
-        if chosen.probes:
-            replies, _ = compute(chosen, task, clients, broadcast_of(server, total), states, seed, "probe")
-            server = server_probe(chosen, server, replies, setting)
-        replies, kept = compute(chosen, task, clients, broadcast_of(server, total), states, seed, "train")
-        server, result = server_round(chosen, server, replies, setting)
-        states |= kept
-        _check_finite(server, chosen, r)
-        for text in result.warnings:
-            kind = text.split(":")[0]
-            if kind not in {s.split(":")[0] for s in said}:
-                said.append(text)
-                warnings.warn(text, EquipoiseWarning, stacklevel=2)
-        last = r == total - 1
-        scores = evaluate(chosen, task, server, states, data) if last or (r + 1) % eval_every == 0 else []
-        record = _record(r + 1, replies.clients, result, scores, time.perf_counter() - clock)
-        records.append(record)
-        if on_round:
-            on_round(record)
+    with opened(name, chosen, task, count, at_hand) as compute:
+        for r in range(total):
+            clock = time.perf_counter()
+            clients = seeds.participants(task.federation.available(r), count, seed, r)
+            server, states, result = one_round(chosen, task, compute, server, states, clients, setting, seed)
+            _check_finite(server, chosen, r)
+            for text in result.warnings:
+                if said.setdefault(text.split(":")[0], text) is text:
+                    warnings.warn(text, EquipoiseWarning, stacklevel=2)
+            due = r == total - 1 or (r + 1) % eval_every == 0
+            scores = evaluate(chosen, task, server, states, data) if due else []
+            records.append(_record(r + 1, tuple(clients), result, scores, time.perf_counter() - clock))
+            if on_round:
+                on_round(records[-1])
     seconds = time.perf_counter() - began
     settings = {"rounds": total, "participation": part, "buffers": buffers, "device": device, "eval_every": eval_every}
     return Run(
-        chosen, data, task, server, states, tuple(records), seed, part, name, scored_model(chosen, task), tuple(said),
-        seconds, settings, _model_name(model, data),
+        chosen, data, task, server, states, tuple(records), seed, part, name, scored_model(chosen, task),
+        tuple(said.values()), seconds, settings, _model_name(model, data),
     )  # fmt: skip
+
+
+def one_round(
+    method: Method,
+    task: Task,
+    compute: Runner,
+    server: Server,
+    states: dict[int, ClientState],
+    clients: list[int],
+    setting: Setting,
+    seed: int,
+) -> tuple[Server, dict[int, ClientState], Aggregated]:
+    """All phases of one round: start (for clients not seen before), probe (if the method asks), train."""
+    rounds = setting.rounds or 0
+    new = [c for c in clients if c not in states]
+    if new:
+        states = states | compute(method, task, new, broadcast_of(server, rounds), {}, seed, "start")[1]
+    if method.probes:
+        replies, _ = compute(method, task, clients, broadcast_of(server, rounds), states, seed, "probe")
+        server = server_probe(method, server, replies, setting)
+    replies, kept = compute(method, task, clients, broadcast_of(server, rounds), states, seed, "train")
+    server, result = server_round(method, server, replies, setting)
+    return server, states | kept, result
 
 
 def _record(

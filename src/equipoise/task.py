@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
+from functools import cached_property
 from typing import Literal, get_args
 
 import torch
@@ -22,7 +23,7 @@ from equipoise.models import Noise, build_model
 from equipoise.models.noise import hand_in_noise
 from equipoise.roles import Wrap
 from equipoise.training import Training
-from equipoise.types import EquipoiseError, Layout, Outputs, Samples, Server, Setting, Tensors
+from equipoise.types import EquipoiseError, Factored, Layout, Outputs, Samples, Server, Setting, Tensors
 
 Mode = Literal["train", "single", "eval"]
 BufferPolicy = Literal["average", "local", "drop"]
@@ -102,6 +103,16 @@ class Task:
     @property
     def classes(self) -> int:
         return len(self.federation.classes)
+
+    @cached_property
+    def stacked(self) -> Callable[[Tensors, Tensor], Outputs] | None:
+        """The model's own forward pass with stacked weights, `(params [m, ...], x [m, batch, ...])`, where it has one."""
+        return getattr(self.modules["train"], "stacked", None)
+
+    @cached_property
+    def factored(self) -> Callable[..., Factored] | None:
+        """The model's own gradient with stacked weights, in factors, where it has one (see `models.small.MLP`)."""
+        return getattr(self.modules["train"], "factored", None)
 
     @property
     def evaluates_in_batches(self) -> bool:

@@ -55,6 +55,11 @@ class Training:
         return replace(self, **dict(demands))  # type: ignore[arg-type]
 
     @property
+    def plain(self) -> bool:
+        """SGD without clipping."""
+        return self.optimizer == "SGD" and self.clip is None
+
+    @property
     def stacks(self) -> bool:
         """Whether the optimiser can run on the stacked tensors of many clients."""
         return self.optimizer in ELEMENTWISE

@@ -38,6 +38,14 @@ class Outputs(NamedTuple):
     extra: Mapping[str, Tensor] = {}
 
 
+class Factored(NamedTuple):
+    """The gradient of many stacked networks of linear layers, without multiplying it out."""
+
+    loss: Tensor  # [m], mean loss of each batch
+    layers: dict[str, tuple[Tensor, Tensor]]  # name -> (delta [m, batch, out], inputs [m, batch, in])
+    # the gradient of `name.weight` is delta' inputs, that of `name.bias` is delta summed over the batch
+
+
 @dataclass(frozen=True)
 class Layout:
     """Where named tensors lie in one flat row. `parameters` columns come first; buffers may follow them."""

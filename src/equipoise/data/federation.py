@@ -6,11 +6,12 @@ import hashlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from equipoise import seeds
@@ -99,6 +100,20 @@ class Federation:
         """The domains, in the order in which clients first show them. A federation without domains has one a client."""
         return tuple(dict.fromkeys(client.domain or client.name for client in self.clients))
 
+    def available(self, round: int) -> Sequence[int]:
+        """The clients that can take part in a round, counted from 0."""
+        joins = self._joins
+        if not joins.any():
+            return range(len(self.clients))
+        there = np.flatnonzero(joins <= round).tolist()
+        if not there:
+            raise EquipoiseError(f"No client can take part in round {round}: all join later. Let one join in round 0.")
+        return there
+
+    @cached_property
+    def _joins(self) -> NDArray[np.int64]:
+        return np.array([client.joins for client in self.clients])
+
     @property
     def input_shape(self) -> tuple[int, ...]:
         return tuple(self.example().shape[1:])
@@ -115,6 +130,13 @@ class Federation:
     def class_counts(self, split: Split = "train") -> Tensor:
         """Samples of each class at each client, [clients, classes]."""
         return torch.stack([torch.bincount(self.y[c.split(split)], minlength=len(self.classes)) for c in self.clients])
+
+    @cached_property
+    def training_positions(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """All clients' training positions one after the other, and where each client's begin (and the last one's end)."""
+        sizes = [len(client.train) for client in self.clients]
+        whole = torch.cat([client.train for client in self.clients]).cpu().numpy()
+        return whole, np.concatenate([[0], np.cumsum(sizes)])
 
     @property
     def fingerprint(self) -> str:

@@ -17,7 +17,7 @@ from equipoise.method import Method, register
 from equipoise.parts.reports import mean_loss
 from equipoise.parts.weights import Uniform
 from equipoise.roles import Beginning, Phase, Report, Share, Term, Weigh
-from equipoise.types import Local, PerClient, Round, Sent, Shared, State, Tensors, Trained, Weighed
+from equipoise.types import PerClient, Received, Round, Sent, Shared, State, Tensors, Trained, Weighed
 
 Norm = Literal["sqrtK", "unit", "none"]
 FLAT = (
@@ -114,8 +114,8 @@ class ScaledLoss(Term):
     def needs(self) -> tuple[str, ...]:
         return ("shared weight",)
 
-    def whole(self, loss: Tensor, local: Local) -> Tensor:
-        return local.received.own["weight"].to(loss.dtype) * loss
+    def scale(self, loss: Tensor, received: Received) -> Tensor:
+        return received.own["weight"].to(loss.dtype)
 
 
 @dataclass(frozen=True)

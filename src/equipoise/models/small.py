@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import prod
 
+import torch
 from torch import Tensor, nn
 
 from equipoise.models.staged import Staged
-from equipoise.types import EquipoiseError, Outputs
+from equipoise.types import EquipoiseError, Factored, Outputs, Tensors
 
 
 class MLP(nn.Module):
@@ -27,6 +28,42 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Outputs:
         features = self.body(x.flatten(1))
         return Outputs(self.head(features), features)
+
+    # The same for many networks at once, which saves most of what `vmap` and autograd cost: parameters `[m, ...]`, samples
+    # `[m, batch, ...]`.
+
+    def stacked(self, params: Tensors, x: Tensor) -> Outputs:
+        """Outputs with a leading client axis."""
+        features = self._stacked_layers(params, x)[-1]
+        return Outputs(_stacked_linear("head", params, features), features)
+
+    def factored(
+        self, params: Tensors, x: Tensor, y: Tensor, keep: Tensor | None, scale: Callable[[Tensor], Tensor]
+    ) -> Factored:
+        """The gradient of `scale(loss)` times the mean cross-entropy of each batch; `scale` maps the losses `[m]`."""
+        inputs = self._stacked_layers(params, x)
+        logarithms = torch.log_softmax(_stacked_linear("head", params, inputs[-1]), 2)
+        share = torch.full_like(y, 1 / y.shape[1], dtype=x.dtype) if keep is None else keep / keep.sum(1, keepdim=True)
+        loss = -(logarithms.gather(2, y.unsqueeze(2)).squeeze(2) * share).sum(1)
+        delta = logarithms.exp_().scatter_add_(2, y.unsqueeze(2), -torch.ones_like(share).unsqueeze(2))
+        delta.mul_((share * scale(loss).unsqueeze(1)).unsqueeze(2))
+        names = [*(f"body.{i}" for i in range(0, len(self.body), 2)), "head"]
+        layers = {"head": (delta, inputs[-1])}
+        for i in range(len(names) - 1, 0, -1):
+            delta = torch.bmm(delta, params[f"{names[i]}.weight"]).mul_(inputs[i] > 0)
+            layers[names[i - 1]] = (delta, inputs[i - 1])
+        return Factored(loss, layers)
+
+    def _stacked_layers(self, params: Tensors, x: Tensor) -> list[Tensor]:
+        """What each layer sees."""
+        seen = [x.flatten(2)]
+        for i in range(0, len(self.body), 2):
+            seen.append(torch.relu_(_stacked_linear(f"body.{i}", params, seen[-1])))
+        return seen
+
+
+def _stacked_linear(name: str, params: Tensors, x: Tensor) -> Tensor:
+    return torch.baddbmm(params[f"{name}.bias"].unsqueeze(1), x, params[f"{name}.weight"].mT)
 
 
 def linear(input_shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Literal, Protocol, get_args
 
 from equipoise.method import Method
 from equipoise.roles import Phase
 from equipoise.runners.inline import inline
-from equipoise.runners.vectorised import vectorised
+from equipoise.runners.processes import Workers, shippable
+from equipoise.runners.vectorised import fitting_at_once, vectorised
 from equipoise.task import Task
 from equipoise.types import Broadcast, ClientState, EquipoiseError, Replies
 
-RunnerName = Literal["auto", "inline", "vectorised"]
-SMALL_MODEL = 1_000_000  # parameters: beyond it a client alone keeps the cores busy
+RunnerName = Literal["auto", "inline", "vectorised", "processes"]
+RUNNERS = tuple(name for name in get_args(RunnerName) if name != "auto")
+SMALL_MODEL = 1_000_000  # parameters: beyond it a client alone keeps a core busy
+BUSY_ROUND = 2e9  # floating-point operations: below it a round is over before processes have exchanged their messages
+LONG_RUN = 1e12  # below it a run is over before worker processes have started
 
 
 class Runner(Protocol):
@@ -31,16 +37,50 @@ class Runner(Protocol):
     ) -> tuple[Replies, dict[int, ClientState]]: ...
 
 
-RUNNERS: dict[str, Runner] = {"inline": inline, "vectorised": vectorised}
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def choose(name: RunnerName, task: Task, cohort: int) -> str:
+def choose(name: RunnerName, method: Method, task: Task, cohort: int, rounds: int, available: int) -> str:
     """The runner to use: the one asked for, or the one that is faster for this task."""
-    if name == "auto":
-        small = sum(value.numel() for value in task.initial_params.values()) <= SMALL_MODEL
-        return "vectorised" if small and cohort > 1 and task.training.stacks else "inline"
-    if name not in RUNNERS:
-        raise EquipoiseError(f"Runner must be one of auto, {', '.join(RUNNERS)}. Found {name!r}.")
+    if name not in get_args(RunnerName):
+        raise EquipoiseError(f"Runner must be one of {', '.join(get_args(RunnerName))}. Found {name!r}.")
     if name == "vectorised" and not task.training.stacks:
         raise EquipoiseError(f"{task.training.optimizer} cannot be vectorised over clients: use runner='inline'.")
-    return name
+    if name == "processes" and not shippable(method, task):
+        raise EquipoiseError(
+            "runner='processes' cannot see classes that are defined in the script itself: move the model and the method "
+            "into a module, or use runner='inline'."
+        )
+    if name == "processes" and task.device.type != "cpu":
+        raise EquipoiseError(f"runner='processes' is for the CPU. Found device {task.device}: use runner='inline'.")
+    if name != "auto":
+        return name
+    parameters = sum(value.numel() for value in task.initial_params.values())
+    work = 6.0 * parameters * cohort * _samples_a_client(task)
+    several = cohort > 1 and available > 1 and task.device.type == "cpu" and shippable(method, task)
+    if several and work > BUSY_ROUND and work * rounds > LONG_RUN:
+        return "processes"
+    return "vectorised" if parameters <= SMALL_MODEL and cohort > 1 and task.training.stacks else "inline"
+
+
+def _samples_a_client(task: Task) -> float:
+    """How many samples a client passes through the model in a round, on average."""
+    held = task.federation.total_samples / len(task.federation)
+    training = task.training
+    return held * training.epochs if training.steps is None else training.steps * min(training.batch or held, held)
+
+
+@contextmanager
+def opened(name: str, method: Method, task: Task, cohort: int, available: int) -> Iterator[Runner]:
+    """The runner of this name, for the time of a run."""
+    if name == "processes":
+        stacked = fitting_at_once(task, cohort) if task.factored is not None else 1
+        workers = Workers(method, task, cohort, available, stacked)
+        try:
+            yield workers
+        finally:
+            workers.close()
+    else:
+        yield {"inline": inline, "vectorised": vectorised}[name]

@@ -23,6 +23,10 @@ def vectorised(
     phase: Phase = "train",
 ) -> tuple[Replies, dict[int, ClientState]]:
     """The replies of all clients, as many at a time as fit into memory."""
+    return in_groups(method, task, clients, broadcast, states, seed, phase, fitting_at_once(task, len(clients)))
+
+
+def fitting_at_once(task: Task, clients: int) -> int:
+    """How many of the clients can be stacked."""
     parameters = sum(value.numel() for value in task.initial_params.values())
-    size = max(1, min(len(clients), STACKED_PARAMETERS // max(1, parameters)))
-    return in_groups(method, task, clients, broadcast, states, seed, phase, size)
+    return max(1, min(clients, STACKED_PARAMETERS // max(1, parameters)))

@@ -1,0 +1,182 @@
+"""Worker processes, one thread each: the cores work on different clients.
+
+The workers live as long as the run. The model and the data reach them once, at the start; in a round they read the global
+model from shared memory and write their clients' updates into shared rows, so that only small values travel through pipes.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+import torch.multiprocessing
+from torch import Tensor
+
+from equipoise.method import Method
+from equipoise.roles import Phase
+from equipoise.runners.inline import in_groups
+from equipoise.task import Task
+from equipoise.types import Broadcast, ClientState, EquipoiseError, PerClient, Replies
+
+
+def shippable(method: Method, task: Task) -> bool:
+    """Whether a new process can import every class that the method and the model are made of."""
+    modules = (module for network in task.modules.values() for module in network.modules())
+    return all(type(thing).__module__ != "__main__" for thing in (*method.parts, *modules))
+
+
+class Workers:
+    """A runner with persistent worker processes. Close it when the run is over."""
+
+    def __init__(self, method: Method, task: Task, cohort: int, count: int, stacked: int = 1) -> None:
+        """`cohort` clients a round at most, `count` workers, up to `stacked` clients at a time in each."""
+        self.task = task
+        dtype = next(iter(task.initial_params.values())).dtype
+        self.theta = _shared(task.layout.size, dtype=dtype)
+        self.rows = _shared(cohort, task.layout.size, dtype=dtype)
+        context = torch.multiprocessing.get_context("spawn")
+        self.pipes: list[Connection] = []
+        self.workers = []
+        with _without_main():
+            for _ in range(min(count, cohort)):
+                here, there = context.Pipe()
+                worker = context.Process(
+                    target=_work, args=(there, method, task, self.theta, self.rows, stacked), daemon=True
+                )
+                worker.start()
+                there.close()
+                self.pipes.append(here)
+                self.workers.append(worker)
+
+    def __call__(
+        self,
+        method: Method,
+        task: Task,
+        clients: Sequence[int],
+        broadcast: Broadcast,
+        states: Mapping[int, ClientState],
+        seed: int,
+        phase: Phase = "train",
+    ) -> tuple[Replies, dict[int, ClientState]]:
+        """The replies of all clients. Their updates are rows of shared memory that the next round writes over."""
+        self.theta.copy_(broadcast.theta)
+        shares = _balanced(task, clients, len(self.pipes))
+        place = {client: row for row, client in enumerate(clients)}
+        for pipe, share in zip(self.pipes, shares, strict=True):
+            if share:
+                told = _told(broadcast, share)
+                mine = {client: _packed(states.get(client, {})) for client in share}
+                pipe.send((share, [place[c] for c in share], told, mine, seed, phase))
+        parts: list[Replies] = []
+        kept: dict[int, ClientState] = {}
+        for number, share in enumerate(shares):
+            if share:
+                reports, buffers, after = self._answer(number)
+                parts.append(Replies(tuple(share), _unpacked(reports), None, _unpacked(buffers)))
+                kept |= {client: _unpacked(state) for client, state in after.items()}
+        replies = Replies.join(parts)
+        if phase != "train":
+            return replies, kept
+        return Replies(replies.clients, replies.reports, self.rows[: len(clients)], replies.buffers), kept
+
+    def _answer(self, number: int) -> Any:
+        try:
+            answer = self.pipes[number].recv()
+        except EOFError:
+            code = self.workers[number].exitcode
+            raise EquipoiseError(
+                f"Worker process {number} ended (exit code {code}). Out of memory? Try runner='inline'."
+            ) from None
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        """End the workers."""
+        for pipe in self.pipes:
+            pipe.close()  # a worker that finds its pipe closed ends by itself
+        for worker in self.workers:
+            worker.join(timeout=5)
+            if worker.is_alive():
+                worker.terminate()
+
+
+def _shared(*shape: int, dtype: torch.dtype) -> Tensor:
+    tensor = torch.zeros(*shape, dtype=dtype)
+    tensor.share_memory_()  # type: ignore[no-untyped-call]
+    return tensor
+
+
+def _work(pipe: Connection, method: Method, task: Task, theta: Tensor, rows: Tensor, stacked: int) -> None:
+    """A worker's life: answer until the pipe is closed."""
+    torch.set_num_threads(1)
+    torch.set_default_dtype(theta.dtype)
+    while True:
+        try:
+            clients, places, (buffers, shared, round, rounds), states, seed, phase = pipe.recv()
+        except (EOFError, KeyboardInterrupt):
+            return
+        try:
+            broadcast = Broadcast(theta, _unpacked(buffers), _unpacked(shared), round, rounds)
+            mine = {client: _unpacked(state) for client, state in states.items()}
+            replies, kept = in_groups(method, task, clients, broadcast, mine, seed, phase, stacked)
+            if replies.updates is not None:
+                rows[places] = replies.updates
+            after = {client: _packed(state) for client, state in kept.items()}
+            pipe.send((_packed(replies.reports), _packed(replies.buffers), after))
+        except Exception as error:
+            pipe.send(error)
+
+
+def _balanced(task: Task, clients: Sequence[int], count: int) -> list[list[int]]:
+    """Shares of about equal work, each in ascending order: the largest clients first, to the worker that has least."""
+    loads = [0] * count
+    shares: list[list[int]] = [[] for _ in range(count)]
+    for client in sorted(clients, key=lambda c: (-len(task.federation.clients[c].train), c)):
+        least = loads.index(min(loads))
+        loads[least] += len(task.federation.clients[client].train)
+        shares[least].append(client)
+    return [sorted(share) for share in shares]
+
+
+def _told(broadcast: Broadcast, clients: Sequence[int]) -> tuple[Any, Any, int, int]:
+    """The broadcast without the model, and of what belongs to single clients only these clients' part."""
+    shared = {
+        name: PerClient({c: value[c] for c in clients}) if isinstance(value, PerClient) else value
+        for name, value in broadcast.shared.items()
+    }
+    return _packed(broadcast.buffers), _packed(shared), broadcast.round, broadcast.rounds
+
+
+def _packed(tree: Any) -> Any:
+    """Tensors as arrays: they travel through a pipe without a file handle each."""
+    if isinstance(tree, PerClient):
+        return PerClient, {client: row.numpy() for client, row in tree.items()}
+    if isinstance(tree, dict):
+        return {key: _packed(value) for key, value in tree.items()}
+    return tree.numpy() if isinstance(tree, Tensor) else tree
+
+
+def _unpacked(tree: Any) -> Any:
+    if isinstance(tree, tuple) and tree and tree[0] is PerClient:
+        return PerClient({client: torch.from_numpy(row) for client, row in tree[1].items()})
+    if isinstance(tree, dict):
+        return {key: _unpacked(value) for key, value in tree.items()}
+    return torch.from_numpy(np.asarray(tree)) if isinstance(tree, (np.ndarray, np.generic)) else tree
+
+
+@contextmanager
+def _without_main() -> Iterator[None]:
+    """Start processes that do not run the user's script again: what they need comes from modules."""
+    main = vars(sys.modules["__main__"])
+    hidden = {name: main.pop(name, None) for name in ("__file__", "__spec__")}
+    main["__spec__"] = None
+    try:
+        yield
+    finally:
+        main.update({name: value for name, value in hidden.items() if value is not None})

@@ -1,0 +1,84 @@
+"""The runner with worker processes."""
+
+import warnings
+
+import pytest
+import torch
+
+from equipoise import EquipoiseError, EquipoiseWarning, Training, parse
+from equipoise.runners import choose, opened
+from equipoise.runners.processes import _balanced
+from equipoise.simulation import run
+from equipoise.task import Task
+from equipoise.types import Broadcast
+from kit import NormNet, blobs, pictures
+
+
+@pytest.mark.parametrize(
+    ("method", "federation", "options"),
+    [
+        (
+            "eagle(lag=0, lstar_epochs=3) + fedheal",
+            blobs,
+            {"participation": 0.5},
+        ),  # start, probe, states, per-client weights
+        ("fedfe(tau=2)", blobs, {"model": NormNet, "participation": 0.5}),  # buffers, past updates
+        ("f2dc(share_modules=False, eval_view='mean_modules')", pictures, {}),  # private tensors, noise
+    ],
+)
+def test_the_same_numbers_as_inline(method, federation, options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EquipoiseWarning)
+        results = [run(method, federation(), runner=r, rounds=4, threads=2, **options) for r in ("inline", "processes")]
+    a, b = results
+    torch.testing.assert_close(a.server.theta, b.server.theta, rtol=1e-3, atol=1e-4)
+    for name, value in a.server.buffers.items():
+        torch.testing.assert_close(value, b.server.buffers[name], rtol=1e-3, atol=1e-4)
+    assert [r.clients for r in a.rounds] == [r.clients for r in b.rounds]
+    assert a.states.keys() == b.states.keys()
+    for client, state in a.states.items():
+        for key, tensors in state.items():
+            for name, value in tensors.items():
+                torch.testing.assert_close(value, b.states[client][key][name], rtol=1e-2, atol=1e-3, equal_nan=True)
+
+
+def test_clients_are_shared_out_by_size():
+    task = Task.build(parse("fedavg"), blobs(sizes=(100, 10, 20, 60, 40)))
+    assert _balanced(task, [0, 1, 2, 3, 4], 2) == [[0, 2], [1, 3, 4]]
+    assert _balanced(task, [1], 2) == [[1], []]
+
+
+def test_an_error_in_a_worker_reaches_the_user():
+    method = parse("eagle")
+    task = Task.build(method, blobs())
+    unweighted = Broadcast(task.server().theta, {}, {}, 0, 1)  # without the weights that EAGLE's clients expect
+    with opened("processes", method, task, 4, 2) as compute:
+        with pytest.raises(KeyError):
+            compute(method, task, [0, 1], unweighted, {}, 0, "train")
+        replies, _ = compute(method, task, [0, 1], unweighted, {}, 0, "start")  # and the workers live on
+        assert replies.clients == (0, 1)
+
+
+def test_the_choice():
+    task = Task.build(parse("fedavg"), blobs(), training=Training(epochs=1))
+    assert choose("auto", parse("fedavg"), task, 4, 10, 2) == "vectorised"
+    assert choose("auto", parse("fedavg"), task, 1, 10, 2) == "inline"
+    assert choose("auto", parse("fedavg"), task, 4, 10**9, 2) == "vectorised"  # a round this small is over at once
+    wide = Task.build(
+        parse("fedavg"), blobs(sizes=(300, 300)), model="mlp(hidden=(600, 600))", training=Training(epochs=5)
+    )
+    assert choose("auto", parse("fedavg"), wide, 2, 1000, 2) == "processes"
+    assert choose("auto", parse("fedavg"), wide, 2, 1000, 1) == "vectorised"  # one core
+    assert choose("auto", parse("fedavg"), wide, 2, 2, 2) == "vectorised"  # too short to start workers for
+    odd = Task.build(parse("fedavg"), blobs(), training=Training(optimizer="Adafactor"))
+    assert choose("auto", parse("fedavg"), odd, 4, 10, 2) == "inline"
+    with pytest.raises(EquipoiseError, match="cannot be vectorised"):
+        choose("vectorised", parse("fedavg"), odd, 4, 10, 2)
+
+
+def test_classes_of_the_script_itself_cannot_be_sent(monkeypatch):
+    task = Task.build(parse("fedavg"), blobs(), model=NormNet)
+    monkeypatch.setattr(NormNet, "__module__", "__main__")
+    with pytest.raises(EquipoiseError, match="move the model and the method"):
+        choose("processes", parse("fedavg"), task, 4, 10, 2)
+    assert choose("auto", parse("fedavg"), task, 4, 10**9, 2) != "processes"
