@@ -74,11 +74,13 @@ class Workers:
                 pipe.send((share, [place[c] for c in share], told, mine, seed, phase))
         parts: list[Replies] = []
         kept: dict[int, ClientState] = {}
-        for number, share in enumerate(shares):
-            if share:
-                reports, buffers, after = self._answer(number)
-                parts.append(Replies(tuple(share), _unpacked(reports), None, _unpacked(buffers)))
-                kept |= {client: _unpacked(state) for client, state in after.items()}
+        answers = [(share, self._answer(number)) for number, share in enumerate(shares) if share]
+        for share, answer in answers:  # all of them are in: an error does not leave one behind for the next round
+            if isinstance(answer, BaseException):
+                raise answer
+            reports, buffers, after = answer
+            parts.append(Replies(tuple(share), _unpacked(reports), None, _unpacked(buffers)))
+            kept |= {client: _unpacked(state) for client, state in after.items()}
         replies = Replies.join(parts)
         if phase != "train":
             return replies, kept
@@ -86,15 +88,12 @@ class Workers:
 
     def _answer(self, number: int) -> Any:
         try:
-            answer = self.pipes[number].recv()
+            return self.pipes[number].recv()
         except EOFError:
             code = self.workers[number].exitcode
-            raise EquipoiseError(
+            return EquipoiseError(
                 f"Worker process {number} ended (exit code {code}). Out of memory? Try runner='inline'."
-            ) from None
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
+            )
 
     def close(self) -> None:
         """End the workers."""
@@ -121,6 +120,7 @@ def _work(pipe: Connection, method: Method, task: Task, theta: Tensor, rows: Ten
             clients, places, (buffers, shared, round, rounds), states, seed, phase = pipe.recv()
         except (EOFError, KeyboardInterrupt):
             return
+        answer: Any
         try:
             broadcast = Broadcast(theta, _unpacked(buffers), _unpacked(shared), round, rounds)
             mine = {client: _unpacked(state) for client, state in states.items()}
@@ -128,9 +128,13 @@ def _work(pipe: Connection, method: Method, task: Task, theta: Tensor, rows: Ten
             if replies.updates is not None:
                 rows[places] = replies.updates
             after = {client: _packed(state) for client, state in kept.items()}
-            pipe.send((_packed(replies.reports), _packed(replies.buffers), after))
-        except Exception as error:
-            pipe.send(error)
+            answer = (_packed(replies.reports), _packed(replies.buffers), after)
+        except Exception as error:  # the parent raises it
+            answer = error
+        try:
+            pipe.send(answer)
+        except BrokenPipeError:  # the parent is gone
+            return
 
 
 def _balanced(task: Task, clients: Sequence[int], count: int) -> list[list[int]]:
