@@ -167,6 +167,11 @@ class Step(Part):
 
     role = "step"
 
+    @property
+    def keeps_updates(self) -> bool:
+        """Whether the part's state holds rows of the round's updates: a runner must then not reuse their memory."""
+        return False
+
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
         raise NotImplementedError
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -221,7 +222,7 @@ class Aggregated:
     """What the server's rule made of one round."""
 
     theta: Tensor  # [G], the next model
-    direction: Tensor  # [G], exactly theta minus the model before
+    before: Tensor  # [G], the model that the clients received
     weights: Tensor  # [m], factors on the shaped updates, any divisor inside
     broadcast: Shared  # what `share` computed from the reports alone
     server: Memory  # pass it back next round
@@ -229,6 +230,11 @@ class Aggregated:
     evaluated: Tensor | None = None  # [G], when another iterate than theta is to be scored
     figures: Mapping[str, Tensor] = field(default_factory=dict)  # what the weights came from
     warnings: tuple[str, ...] = ()
+
+    @cached_property
+    def direction(self) -> Tensor:
+        """`[G]`, exactly the next model minus the one before."""
+        return self.theta - self.before
 
 
 def aggregate(
@@ -309,11 +315,13 @@ def _aggregate(
         stepped = step(round, direction, state_of(step))
         direction, parts[step.key] = stepped.direction, stepped.state
         evaluated = stepped.evaluated if stepped.evaluated is not None else evaluated
-    after = theta + direction.to(theta.dtype)
+    direction = direction.to(theta.dtype)
+    # Without steps nobody else holds the direction, and its memory can become the next model's.
+    after = theta + direction if method.step else direction.add_(theta)
     sent, parts = _share(method, round, after, parts, "train")
     return Aggregated(
         theta=after,
-        direction=after - theta,
+        before=theta,
         weights=weighed.weights.to(theta.dtype),
         broadcast=sent,
         server=Memory(
@@ -382,7 +390,7 @@ def server_round(method: Method, server: Server, replies: Replies, setting: Sett
     buffers = {**server.buffers, **_average_buffers(replies.buffers, weights)}
     if together:
         buffers |= floats.split(result.theta[size:])
-        result = replace(result, theta=result.theta[:size], direction=result.direction[:size])
+        result = replace(result, theta=result.theta[:size], before=server.theta)
     return Server(result.theta, buffers, result.server, result.evaluated), result
 
 

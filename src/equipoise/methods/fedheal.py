@@ -19,6 +19,7 @@ from equipoise.parts.merges import MaskedMean, WeightedSum
 from equipoise.parts.weights import BySamples, shares
 from equipoise.roles import Shape, Weigh
 from equipoise.types import PerClient, Round, Shaped, State, Weighed
+from equipoise.updates import column_chunks
 
 History = Literal["inclusive", "past"]
 Compare = Literal["ge", "gt"]
@@ -65,22 +66,32 @@ class ConsistencyMask(Shape):
         assert isinstance(counts, PerClient)
         assert isinstance(rounds, PerClient)
         rows = round.updates.shaped
-        mask = torch.ones(rows.shape, dtype=torch.bool, device=rows.device)
+        mask = torch.empty(rows.shape, dtype=torch.bool, device=rows.device)
         after, seen_after = [], []
         for i, client in enumerate(round.clients):
             before = int(rounds[client])
-            rose = rows[i] >= 0 if self.zero_rises else rows[i] > 0
-            past = counts[client] if client in counts else torch.zeros_like(rose, dtype=torch.uint8)
-            up = past.to(count_type(before + 1)) + rose
-            votes, seen = (up, before + 1) if self.history == "inclusive" else (past, before)
-            if seen > 0:
-                needed = votes_needed(self.tau, seen, self.compare)
-                # A threshold that nobody can pass is kept from the comparison: it would wrap around in small integers.
-                mask[i] = torch.where(rose, votes >= needed, votes <= seen - needed) if needed <= seen else False
-            after.append(up)
+            none = torch.zeros(rows.shape[1], dtype=torch.uint8, device=rows.device)
+            past = counts.get(client, none).to(count_type(before + 1))
+            after.append(self._vote(rows[i], past, before, mask[i]))
             seen_after.append(torch.tensor(before + 1))
-        updates = round.updates.with_mask(mask)
-        return Shaped(updates, {"up": counts.put(round.clients, after), "seen": rounds.put(round.clients, seen_after)})
+        state = {"up": counts.put(round.clients, after), "seen": rounds.put(round.clients, seen_after)}
+        return Shaped(round.updates.with_mask(mask), state)
+
+    def _vote(self, row: Tensor, past: Tensor, before: int, mask: Tensor) -> Tensor:
+        """Fill one client's mask, and give its next counts. In pieces that stay in the cache, and in whole bytes."""
+        seen = before + 1 if self.history == "inclusive" else before
+        needed = votes_needed(self.tau, seen, self.compare) if seen else 0
+        after = torch.empty_like(past)
+        for columns in column_chunks(row[None]):
+            rose = row[columns] >= 0 if self.zero_rises else row[columns] > 0
+            up = torch.add(past[columns], rose.view(torch.uint8), out=after[columns])
+            votes = up if self.history == "inclusive" else past[columns]
+            if needed > seen:  # nobody can pass; in small integers the threshold would wrap around
+                mask[columns] = False
+                continue
+            risen, fallen = votes >= needed, votes <= seen - needed
+            torch.bitwise_xor(fallen, (risen ^ fallen) & rose, out=mask[columns])  # `risen` where the entry rose
+        return after
 
 
 @dataclass(frozen=True)

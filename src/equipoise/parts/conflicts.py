@@ -85,6 +85,10 @@ class ExternalConflicts(Step):
 
     tau: int
 
+    @property
+    def keeps_updates(self) -> bool:
+        return self.tau > 0
+
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
         if self.tau == 0:
             return Stepped(direction)
@@ -93,7 +97,7 @@ class ExternalConflicts(Step):
         assert isinstance(past, PerClient)
         assert isinstance(seen, PerClient)
         now = torch.tensor(round.round)
-        rows = past.put(round.clients, round.updates.rows.clone())  # the round's own rows may be reused
+        rows = past.put(round.clients, round.updates.rows)
         seen = seen.put(round.clients, [now] * len(round.clients))
         if round.round >= self.tau:
             absent = [c for c in past if 1 <= round.round - int(seen[c]) <= self.tau]

@@ -84,7 +84,10 @@ class Workers:
         replies = Replies.join(parts)
         if phase != "train":
             return replies, kept
-        return Replies(replies.clients, replies.reports, self.rows[: len(clients)], replies.buffers), kept
+        rows = self.rows[: len(clients)]
+        if any(step.keeps_updates for step in method.step):
+            rows = rows.clone()
+        return Replies(replies.clients, replies.reports, rows, replies.buffers), kept
 
     def _answer(self, number: int) -> Any:
         try:
