@@ -35,11 +35,10 @@ def fedequilibria(rounds, theta, t=0.7, space="fisher", scale="none"):
 
 def eagle_server(rounds, theta, lam, norm, lag):
     last = {}
-    K_all = 6
     for clients, D, reports in rounds:
         r = reports["gap"]
         K = len(r)
-        first = 1 / math.sqrt(K_all) if norm == "unit" else 1.0
+        first = 1 / math.sqrt(K) if norm == "unit" else 1.0
         old = np.array([last.get(c, first) for c in clients])
         if K == 1:
             new = np.ones(1)
@@ -65,7 +64,7 @@ def domain_aware(rounds, theta, classes, domains, total, a=1.0, b=0.4):
         yield theta, w
 
 
-def fedheal(rounds, theta, tau, beta, released, sizes):
+def fedheal(rounds, theta, tau, beta, released, sizes, length=False):
     """Loops over entries; `released` follows the public code, otherwise the paper."""
     up, seen, p, dp = {}, {}, {}, {}
     for clients, D, reports in rounds:
@@ -92,7 +91,7 @@ def fedheal(rounds, theta, tau, beta, released, sizes):
             edges = np.cumsum([0, *sizes])
             d = np.array([sum(np.linalg.norm(row[a:b]) for a, b in itertools.pairwise(edges)) for row in masked])
         else:
-            d = (masked**2).sum(1)
+            d = np.linalg.norm(masked, axis=1) if length else (masked**2).sum(1)
         d = np.ones(m) if d.sum() == 0 else d
         n = reports["samples"]
         for i, c in enumerate(clients):
@@ -115,10 +114,14 @@ def fedheal(rounds, theta, tau, beta, released, sizes):
         yield theta, w
 
 
-def micg(g, losses, alpha):
+def micg(g, losses, alpha, descending=False, first=None):
     m = len(g)
     order = sorted(range(m), key=lambda k: losses[k])
     kept = order[math.ceil((m - 1) * (1 - alpha)) :] if alpha > 0 else []
+    if descending:
+        order = order[::-1]
+    if first is not None:
+        kept = order[first:]
     h = [row.copy() for row in g]
     for k in range(m):
         if k in kept:
@@ -129,8 +132,11 @@ def micg(g, losses, alpha):
     return h
 
 
-def fedfe(rounds, theta, q, alpha, tau, beta_init, lr, total):
+def fedfe(
+    rounds, theta, q, alpha, tau, beta_init, lr, total, descending=False, first=None, raw=False, rate=1.0, renorm=False
+):
     L = 1 / lr
+    S = 1.0 if raw else L
     H, last = {}, {}
     v = np.zeros_like(theta)
     for t, (clients, D, reports) in enumerate(rounds):
@@ -138,16 +144,18 @@ def fedfe(rounds, theta, q, alpha, tau, beta_init, lr, total):
         F = reports["loss"] + 1e-10
         for c, row in zip(clients, g, strict=True):
             H[c], last[c] = row, t
-        h = micg(g, F, alpha)
-        deltas = [F[k] ** q * L * h[k] for k in range(len(g))]
-        y = [q * F[k] ** (q - 1) * np.sum((L * h[k]) ** 2) + L * F[k] ** q for k in range(len(g))]
+        h = micg(g, F, alpha, descending, first)
+        deltas = [F[k] ** q * S * h[k] for k in range(len(g))]
+        y = [q * F[k] ** (q - 1) * np.sum((S * h[k]) ** 2) + L * F[k] ** q for k in range(len(g))]
         phi = sum(deltas) / sum(y)
         if t >= tau:
             for i in range(tau, 0, -1):
                 c = sum((H[k] for k in H if last[k] == t - i and phi @ H[k] < 0), np.zeros_like(theta))
                 if phi @ c < 0:
                     phi = phi - (phi @ c) / (c @ c) * c
+        if renorm:
+            phi = phi / np.linalg.norm(phi) * np.linalg.norm(np.mean(g, axis=0))
         b = beta_init * (1 - t / total) / (1 - beta_init + beta_init * (1 - t / total))
         v = b * v + phi
-        theta = theta - v
-        yield theta, np.array([F[k] ** q * L / sum(y) for k in range(len(g))])
+        theta = theta - rate * v
+        yield theta, np.array([F[k] ** q * S / sum(y) for k in range(len(g))])

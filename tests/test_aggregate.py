@@ -127,6 +127,19 @@ def test_inputs_and_server_are_left_as_they_are(rule):
     assert a.server.round == 2
 
 
+@pytest.mark.parametrize("rule", RULES)
+def test_what_the_server_remembers_does_not_change_with_the_callers_tensors(rule):
+    r = ROUNDS[0]
+    own = dataclasses.replace(r, updates=r.updates.clone(), reports={k: v.clone() for k, v in r.reports.items()})
+    first = one(rule, own)
+    own.updates.zero_()
+    for value in own.reports.values():
+        value.zero_()
+    torch.testing.assert_close(
+        one(rule, ROUNDS[1], server=first.server).theta, one(rule, ROUNDS[1], server=one(rule).server).theta
+    )
+
+
 def test_the_server_holds_the_round_index():
     assert [result.server.round for result in rolled(parse("fedavg"))] == list(range(1, len(ROUNDS) + 1))
 
@@ -181,6 +194,36 @@ def test_only_what_the_method_needs_has_to_be_given():
     assert torch.equal(result.weights, one("fedequilibria").weights)
 
 
+def test_a_rule_that_probes_can_be_used_alone():
+    result = one("eagle(lag=0, lam=0.5, norm='none')")
+    assert float(sum(result.broadcast["weight"][c] for c in ROUNDS[0].clients)) == pytest.approx(4)
+    with pytest.raises(EquipoiseError, match="`gap`"):
+        one("eagle(lag=0)", reports={})
+
+
+def test_plain_python_values_are_taken():
+    r = ROUNDS[0]
+    named = one("fedheal(variant='released')")
+    plain = aggregate(
+        "fedheal(variant='released')", torch.zeros(37, dtype=torch.float64), r.updates, clients=list(r.clients),
+        reports={"samples": r.reports["samples"].tolist()}, layout=[("weight", (5, 6)), ("bias", (7,))],
+    )  # fmt: skip
+    assert torch.equal(named.theta, plain.theta)
+    array = aggregate(
+        "fedavg",
+        torch.zeros(37, dtype=torch.float64),
+        r.updates,
+        clients=r.clients,
+        reports={"samples": r.reports["samples"].numpy()},
+    )
+    assert torch.equal(array.theta, one("fedavg").theta)
+
+
+def test_negative_weights_cannot_be_masked():
+    with pytest.raises(EquipoiseError, match="needs weights that cannot be negative"):
+        parse("eagle(apply='server') + fedheal(fael=False)")
+
+
 def test_wrong_inputs_are_explained():
     r = ROUNDS[0]
     with pytest.raises(EquipoiseError, match=r"updates.*must be \[4, 5\]"):
@@ -193,6 +236,12 @@ def test_wrong_inputs_are_explained():
         one("fedavg", reports={"samples": torch.ones(3)})
     with pytest.raises(EquipoiseError, match="layout"):
         one("fedavg", layout={"w": (3,)})
+    with pytest.raises(EquipoiseError, match=r"`fisher` must be \[4, 37\]\. Found \[4, 5\]"):
+        one("fedequilibria", reports={"fisher": torch.ones(4, 5)})
+    with pytest.raises(EquipoiseError, match=r"`fisher` must be finite\. Found nan"):
+        one("fedequilibria", reports={"fisher": torch.full((4, 37), torch.nan)})
+    with pytest.raises(EquipoiseError, match="whole numbers"):
+        one("fedavg", clients=["a", "b", "c", "d"])
     with pytest.raises(EquipoiseError, match="losses above zero"):
         one("fedfe(lr=0.1)", reports={**r.reports, "loss": torch.tensor([-1.0, 1, 1, 1])})
 

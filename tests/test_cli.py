@@ -1,7 +1,10 @@
 """The command line as a user meets it: in a process of its own, and what it prints."""
 
+import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 from typer.testing import CliRunner
@@ -9,11 +12,13 @@ from typer.testing import CliRunner
 from equipoise.cli import _seeds, app
 from equipoise.types import EquipoiseError
 
+COMMAND = [sys.executable, "-c", "from equipoise.cli import main; main()"]
 
-def equipoise(*words, cwd):
+
+def equipoise(*words, cwd, width=160):
     return subprocess.run(
-        [sys.executable, "-c", "from equipoise.cli import main; main()", *words],
-        cwd=cwd, capture_output=True, text=True, timeout=300, env={"COLUMNS": "160", "PATH": "", "PYTHONWARNINGS": "error"},
+        [*COMMAND, *words], cwd=cwd, capture_output=True, text=True, timeout=300,
+        env={"COLUMNS": str(width), "PATH": "", "PYTHONWARNINGS": "error"},
     )  # fmt: skip
 
 
@@ -38,7 +43,7 @@ def test_run_prints_clients_domains_and_figures(tmp_path):
     ):
         assert word in done.stdout
     (folder,) = (tmp_path / "runs").iterdir()
-    assert {p.name for p in folder.iterdir()} == {"manifest.json", "records.parquet"}
+    assert {p.name for p in folder.iterdir()} == {"manifest.json", "records.parquet", "weights.parquet"}
 
 
 def test_compare_prints_one_table_and_says_what_it_shows(tmp_path):
@@ -54,6 +59,45 @@ def test_compare_prints_one_table_and_says_what_it_shows(tmp_path):
     assert len(list((tmp_path / "runs").iterdir())) == 6
 
 
+def test_a_narrow_terminal_still_shows_the_methods(tmp_path):
+    done = equipoise("compare", "gaussians", "--rounds", "1", "--seeds", "2", width=80, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in ("fedavg", "fedheal", "fedequilibria", "eagle(lam=2.0", "fedfe"):
+        assert any(line.startswith(f"│ {name}") for line in done.stdout.splitlines()), done.stdout
+    assert max(len(line) for line in done.stdout.splitlines() if line[:1] in "│┃┏└") <= 80
+    assert "f2dc is left out" in done.stderr  # it has no feature maps to work on, and was not asked for
+
+
+def test_ctrl_c_stops_at_once_and_keeps_what_is_finished(tmp_path):
+    process = subprocess.Popen(
+        [*COMMAND, "compare", "scanners", "--methods", "fedavg", "--seeds", "40", "--rounds", "4", "--workers", "1"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={"COLUMNS": "160", "PATH": ""},
+    )  # fmt: skip
+    end = time.monotonic() + 120
+    while time.monotonic() < end and len(list(tmp_path.glob("runs/*/manifest.json"))) < 2:
+        time.sleep(0.1)
+    os.killpg(process.pid, signal.SIGINT)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130, err
+    assert "runs are finished and stored" in err
+    assert "fedavg" in out
+    before = len(list(tmp_path.glob("runs/*")))
+    time.sleep(1)
+    assert len(list(tmp_path.glob("runs/*"))) == before < 40  # no worker goes on
+
+
+def test_a_run_that_fails_does_not_take_the_others_with_it(tmp_path):
+    done = equipoise(
+        "compare", "scanners", "--methods", "fedavg,f2dc", "--seeds", "1", "--rounds", "2", "--lr", "3.0", "--batch", "10",
+        "--momentum", "0.0", "--workers", "1", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 1
+    assert "f2dc, seed 0, is missing: The model of" in done.stderr
+    assert "│ fedavg" in done.stdout
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -67,6 +111,9 @@ def test_compare_prints_one_table_and_says_what_it_shows(tmp_path):
         (("compare", "scanners", "--seeds", "x"), "--seeds must be"),
         (("compare", "scanners", "--methods", ","), "at least one method"),
         (("methods", "fedheel"), "Did you mean `fedheal`"),
+        (("run", "scanners", "--model", "small_cnn(width=0)"), "`width` must be at least 1"),
+        (("run", "scanners", "--optimizer", "Muon"), "Muon cannot train this model"),
+        (("compare", "gaussians", "--methods", "f2dc"), "works on feature maps"),
     ],
 )
 def test_a_users_mistake_is_one_line(words, message, tmp_path, monkeypatch, capsys):
@@ -95,6 +142,19 @@ def test_methods_lists_all_and_one():
 def test_datasets_and_models_are_listed():
     assert "scanners" in invoke("datasets").output
     assert "small_cnn" in invoke("models").output
+
+
+def test_progress_tells_the_worst_from_the_average():
+    from equipoise.cli import _standing
+    from equipoise.evaluation import Score
+    from equipoise.experiment import worst_and_average
+    from equipoise.simulation import RoundRecord
+
+    scores = tuple(Score(name, name, "test", "accuracy", value, 10) for name, value in (("a", 0.9), ("b", 0.5)))
+    assert _standing(*worst_and_average(RoundRecord(1, (0, 1), (0.5, 0.5), {}, scores, 0.1))) == (
+        "average 70.0 %, worst client 50.0 %"
+    )
+    assert worst_and_average(RoundRecord(1, (0, 1), (0.5, 0.5), {}, (), 0.1)) is None
 
 
 def test_seeds():

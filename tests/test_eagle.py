@@ -1,8 +1,12 @@
+import dataclasses
+
 import pytest
 import torch
+import torch.nn.functional as F
 
 from equipoise import EquipoiseError, Training, load_federation, parse
-from equipoise.methods.eagle import LossGap, gap_weights, is_flat
+from equipoise.fitting import plan
+from equipoise.methods.eagle import gap_weights, is_flat
 from equipoise.round import begin, broadcast_of, client_round
 from equipoise.simulation import run
 from equipoise.task import Task
@@ -114,11 +118,62 @@ def test_start_up_finds_each_clients_own_optimum(runner):
     assert {len(c.validation) > 0 for c in result.federation.clients} == {True}
 
 
-def test_final_and_best_on_validation():
-    final = run("eagle(lstar_epochs=30)", blobs(), rounds=1)
-    best = run("eagle(lstar_epochs=30, lstar='best_val')", blobs(), rounds=1)
-    for client in final.states:
-        assert best.states[client]["loss_gap"]["optimum"] <= final.states[client]["loss_gap"]["optimum"] + 1e-6
+def plain_loop(client, epochs):
+    """The start-up phase of one client, written out: one optimiser, the first model, the client's own batches."""
+    federation = blobs()
+    task = Task.build(parse("fedavg"), federation)
+    params = {n: p.clone().requires_grad_() for n, p in task.initial_params.items()}
+    optimiser = torch.optim.SGD(params.values(), lr=0.1, momentum=0.9)
+    planned = plan(task, [client], Training(epochs=epochs, batch=8, lr=0.1, momentum=0.9), 0, "alone", 0)
+    train, held, per_epoch = [], [], int(planned.steps[0]) // epochs
+    for step in range(int(planned.steps[0])):
+        index = planned.batches[0, step]
+        index = index[index >= 0]
+        optimiser.zero_grad()
+        F.cross_entropy(task.apply(params, {}, federation.x[index]).logits, federation.y[index]).backward()
+        optimiser.step()
+        if (step + 1) % per_epoch == 0:
+            for curve, split in ((train, "train"), (held, "validation")):
+                curve.append(task.scores(params, {}, getattr(federation.clients[client], split))["loss"].mean())
+    return torch.stack(train), torch.stack(held)
+
+
+@pytest.mark.parametrize("runner", ["inline", "vectorised"])
+def test_the_own_optimum_is_that_of_a_plain_loop(runner):
+    final = run("eagle(lstar_epochs=8)", blobs(), rounds=1, runner=runner)
+    best = run("eagle(lstar_epochs=8, lstar='best_val')", blobs(), rounds=1, runner=runner)
+    trained = run("eagle(lstar_epochs=8, gap_split='train')", blobs(), rounds=1, runner=runner)
+    for client in range(4):
+        train, held = plain_loop(client, 8)
+        torch.testing.assert_close(final.states[client]["loss_gap"]["curve"], train, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(final.states[client]["loss_gap"]["optimum"], held[-1], rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(best.states[client]["loss_gap"]["optimum"], held.min(), rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(trained.states[client]["loss_gap"]["optimum"], train[-1], rtol=1e-3, atol=1e-4)
+
+
+def test_best_on_validation_with_gaps_on_training_data():
+    """The training loss of the model that did best on validation data."""
+    result = run("eagle(lstar_epochs=8, lstar='best_val', gap_split='train')", blobs(), rounds=1)
+    for client in range(4):
+        train, held = plain_loop(client, 8)
+        torch.testing.assert_close(
+            result.states[client]["loss_gap"]["optimum"], train[held.argmin()], rtol=1e-3, atol=1e-4
+        )
+    assert parse("eagle(lstar='best_val', gap_split='train')").validates
+
+
+def test_the_own_optimum_does_not_depend_on_when_a_client_joins():
+    base = blobs()
+    late = tuple(dataclasses.replace(c, joins=4 if k == 3 else 0) for k, c in enumerate(base.clients))
+    early = run("eagle(lstar_epochs=6)", base, rounds=6)
+    joined = run("eagle(lstar_epochs=6)", dataclasses.replace(base, clients=late), rounds=6)
+    torch.testing.assert_close(early.states[3]["loss_gap"]["optimum"], joined.states[3]["loss_gap"]["optimum"])
+
+
+def test_a_floor_reaches_the_clients():
+    result = run("eagle(lam=5.0, floor=0.0, lstar_epochs=3)", blobs(), rounds=2)
+    weights = result.server.memory.shared["weight"]
+    assert min(float(weights[c]) for c in range(4)) == 0
 
 
 def test_a_flat_curve_ends_the_start_up():
@@ -195,5 +250,4 @@ def test_refusals():
         parse("eagle(floor=-0.5)")
     with pytest.raises(EquipoiseError, match="'sqrtK', 'unit', 'none'"):
         parse("eagle(norm='l1')")
-    assert LossGap().gives == ("gap", "own optimum")
     assert len(rolled(parse("eagle"))) == len(ROUNDS)

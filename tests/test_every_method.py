@@ -23,6 +23,7 @@ ROWS = [
     "eagle(lag=0, lstar_epochs=4)",
     "eagle(apply='server', lstar_epochs=4)",
     "f2dc(variant='released')",
+    "f2dc(daa_counts='class')",
     "f2dc(share_modules=False, eval_view='mean_modules', layers=(0, 1))",
     "fedheal(variant='released')",
     "fedheal(fael=False)",

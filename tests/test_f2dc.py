@@ -34,6 +34,24 @@ def test_the_two_features_add_up_and_an_idle_corrector_changes_nothing():
     torch.testing.assert_close(out.logits, plain.logits, rtol=1e-5, atol=1e-6)
 
 
+def test_the_features_are_those_of_equations_4_and_6():
+    network = decoupled().eval()
+    seen = {}
+    network.masks["1"].register_forward_hook(lambda module, inputs, output: seen.update(mask=output))
+    x = torch.rand(5, 1, 8, 8, generator=torch.Generator().manual_seed(3))
+    out = network(x)
+    f, M = network.model(x).map, seen["mask"]
+    torch.testing.assert_close(M, torch.sigmoid(network.decouplers["1"](f) / 0.1))
+    plus, minus = M * f, (1 - M) * f
+    star = minus + (1 - M) * network.correctors["1"](minus)
+    for sign, feature in (("+", plus), ("-", minus), ("*", star)):
+        torch.testing.assert_close(out.extra[f"l{sign} 1"], feature.flatten(1), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            out.extra[f"view f{sign}"], network.model.head(feature.flatten(1)), rtol=1e-5, atol=1e-5
+        )
+    torch.testing.assert_close(out.map, plus + star, rtol=1e-5, atol=1e-6)
+
+
 def test_without_a_corrector_the_model_is_the_plain_one():
     network = decoupled(correct=False).eval()
     x = torch.rand(5, 1, 8, 8)
@@ -92,8 +110,15 @@ def test_the_losses_are_those_of_equations_5_and_7():
     separate, calibrate = parse("f2dc").terms
     torch.testing.assert_close(separate.loss(local), 0.8 * by_hand, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(calibrate.loss(local), F.cross_entropy(e["aux* 1"], y, reduction="none"))
-    other = DecouplingLoss(0.06, 0.8, "minus").loss(local)
-    assert other.shape == (4,)
+    rivals = e["aux- 1"].detach().clone()
+    rivals[torch.arange(4), y] = -1e9
+    change = F.cross_entropy(e["aux- 1"], rivals.argmax(1), reduction="none") - F.cross_entropy(
+        e["aux- 1"], torch.where(F.one_hot(y, 3) > 0, -1e9, local.out.logits).argmax(1), reduction="none"
+    )
+    assert change.abs().max() > 0
+    torch.testing.assert_close(
+        DecouplingLoss(0.06, 0.8, "minus").loss(local), 0.8 * (by_hand + change), rtol=1e-4, atol=1e-5
+    )
 
 
 def test_several_layers_average_their_losses():
@@ -141,10 +166,29 @@ def test_private_modules(view):
     states = [state["private parameters"] for state in result.states.values()]
     name = sorted(result.task.private)[0]
     assert not torch.equal(states[0][name], states[1][name])  # they stay with their clients
-    assert result.scored.startswith("averaged-personal")
     values = list(result.values().values())
     assert len(values) == 4
-    if view == "bypass":
+    if view != "bypass":
+        assert result.scored == ("averaged-personal" if view == "mean_modules" else "averaged-personal by domain")
+        task, federation = result.task, result.federation
+        for k, client in enumerate(federation.clients):
+            among = (
+                range(4)
+                if view == "mean_modules"
+                else [j for j in range(4) if federation.clients[j].domain == client.domain]
+            )
+            modules, statistics = (
+                {
+                    n: torch.stack([result.states[j][key][n].double() for j in among]).mean(0).float()
+                    for n in result.states[0][key]
+                }
+                for key in ("private parameters", "own buffers")
+            )
+            params = {**task.layout.split(result.server.theta), **modules}
+            exact = task.scores(params, {**result.server.buffers, **statistics}, client.test)["accuracy"].mean()
+            assert values[k] == pytest.approx(float(exact))
+    else:
+        assert result.scored == "global"
         task = result.task
         plain = task.modules["eval"].model
         params = {n.removeprefix("model."): p for n, p in task.layout.split(result.server.theta).items()}

@@ -23,6 +23,8 @@ X, Y = torch.randn(10, 4, generator=torch.Generator().manual_seed(0)), torch.ara
         ({"a": (X, Y)}, {"test": {"c": (X, Y)}}, "`test` names the client `c`"),
         ({}, {}, "at least one client"),
         ({"a": ([["x"]], [0])}, {}, "Cannot read .*`a`"),
+        ({"a": (X.to(torch.complex64), Y)}, {}, "real numbers.*complex64.*`a`"),
+        ({"a": (1.0, 0)}, {}, "samples .*`a`"),
     ],
 )
 def test_bad_input_names_the_client(data, options, message):
@@ -37,8 +39,13 @@ def test_arrays_of_many_kinds():
     assert federation.x.dtype == torch.float32
     assert federation.classes == ("r", "g", "b")
     assert federation.y.dtype == torch.long
-    small = Federation.from_tensors({"a": (np.zeros((4, 3), dtype=np.uint8), np.arange(4))})
-    assert small.x.dtype == torch.uint8
+    for kind in (np.uint8, np.int64, bool, np.float16):
+        plain = Federation.from_tensors({"a": (np.ones((4, 3), dtype=kind), np.arange(4))})
+        assert plain.x.dtype == torch.float32
+    assert Federation.from_tensors({"a": (torch.arange(4.0), [0, 1, 0, 1])}).input_shape == (1,)
+    with pytest.raises(EquipoiseError, match="test_share"):
+        Federation.from_tensors({"a": (X, Y)}, test_share=2.0)
+    assert len(Federation.from_tensors({"a": (X, Y)}, test_share=0).clients[0].test) == 0
 
 
 def test_test_data_is_set_aside_when_none_is_given():

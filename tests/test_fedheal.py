@@ -134,6 +134,13 @@ def test_buffers_are_averaged_or_masked(variant, masked):
     assert server.theta.shape == before.theta.shape
 
 
+@pytest.mark.parametrize(("mask_buffers", "masked"), [(False, False), (True, True)])
+def test_masking_buffers_is_a_choice_of_its_own(mask_buffers, masked):
+    method = parse(f"fedheal(mask_buffers={mask_buffers}, tau=0.9)")
+    assert method.shape[0].takes_buffers == masked
+    assert parse("fedheal(zero_rises=False)").shape[0].zero_rises is False
+
+
 def test_it_plugs_into_other_methods():
     result = run("eagle + fedheal", blobs())
     assert result.method.weigh.beta == 0.4

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.func import functional_call
 
-from equipoise import Outputs, build_model, parse
+from equipoise import EquipoiseError, Outputs, build_model, parse, run
 from equipoise.models import Staged
 from equipoise.parts.fisher import RULES, _by_vmap, squared_gradient_sums
 from equipoise.round import begin, broadcast_of, client_round
@@ -50,7 +50,36 @@ class Sequences(nn.Module):
         return Outputs(self.head(features), features)
 
 
+class Tricky(nn.Module):
+    """Models for which inputs and outputs of layers do not tell the gradient."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.a, self.b = nn.Linear(6, 6), nn.Linear(6, 6)
+        if kind == "tied":
+            self.b.weight = self.a.weight
+        self.activation = nn.ReLU(inplace=kind == "in place")
+        self.head = nn.Linear(6, 3)
+
+    def forward(self, x):
+        features = self.activation(self.a(x))
+        if self.kind == "functional":
+            features = F.relu(F.linear(features, self.b.weight, self.b.bias))
+        elif self.kind == "beside":  # the layer is called, and its weight is used once more beside the call
+            features = F.relu(self.b(features) + F.linear(features, self.b.weight))
+        elif self.kind == "folded":
+            features = self.b(features.reshape(-1, 2, 3).repeat(1, 1, 2).reshape(-1, 6)).reshape(len(x), 2, 6).mean(1)
+        else:
+            features = self.b(features)
+        return Outputs(self.head(features), features)
+
+
 CASES = {
+    **{
+        kind: (lambda kind=kind: Tricky(kind), (9, 6))
+        for kind in ("in place", "tied", "functional", "beside", "folded")
+    },
     "mlp": (lambda: build_model("mlp(hidden=(7,))", (6,), 3), (9, 6)),
     "norm": (NormNet, (9, 6)),
     "conv": (conv_net, (5, 2, 9, 9)),
@@ -90,6 +119,7 @@ def test_every_rule_against_one_backward_pass_a_sample(case):
     model, params, buffers, x, y = case
     exact = by_loop(model, params, x, y)
     for name, value in squared_gradient_sums(model, params, buffers, x, y).items():
+        assert value.shape == params[name].shape
         torch.testing.assert_close(value, exact[name], rtol=1e-9, atol=1e-12)
     for name, value in _by_vmap(model, params, buffers, x, y).items():
         torch.testing.assert_close(value, exact[name], rtol=1e-9, atol=1e-12)
@@ -114,6 +144,11 @@ def test_against_finite_differences(case):
         ]
         slope = (losses[0] - losses[1]) / 2e-6
         assert float(found[place]) == pytest.approx(float(slope.square().sum()), rel=1e-5, abs=1e-12)
+
+
+def test_batch_statistics_cannot_be_told_apart():
+    with pytest.raises(EquipoiseError, match="BatchNorm without running statistics mixes them"):
+        run("fedequilibria", blobs(), model=NormNet, buffers="drop", rounds=1)
 
 
 def test_rules_cover_the_layers_of_our_models():

@@ -7,12 +7,13 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
-from equipoise import EquipoiseError, Federation, Method, Training, parse
+from equipoise import EquipoiseError, Federation, Method, Outputs, Training, parse
 from equipoise.fitting import for_each, plan
 from equipoise.roles import Term
 from equipoise.round import begin, broadcast_of, client_round
 from equipoise.task import Task
-from kit import DropNet, NormNet, blobs
+from equipoise.types import Broadcast
+from kit import DropNet, NormNet, blobs, pictures
 
 FEDAVG = parse("fedavg")
 
@@ -175,6 +176,70 @@ def test_dropout_takes_its_noise_from_the_seed():
     before = torch.random.get_rng_state()
     updates(task, [0])
     assert torch.equal(before, torch.random.get_rng_state())  # the global generator is not touched
+
+
+class ChannelDropNet(torch.nn.Module):
+    def __init__(self, functional=False):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(1, 4, 3)
+        self.drop = torch.nn.Dropout2d(0.5)
+        self.head = torch.nn.Linear(4 * 36, 3)
+        self.functional = functional
+
+    def forward(self, x):
+        features = self.drop(self.conv(x))
+        if self.functional:
+            features = F.dropout(features, 0.5, self.training)
+        return Outputs(self.head(features.flatten(1)), features.flatten(1))
+
+
+def test_dropout_of_channels_and_of_hidden_functions():
+    task = task_of(pictures(), ChannelDropNet(), epochs=1, batch=5, lr=0.1)
+    assert task.noise == {"drop.noise.draws": (4, 1, 1)}
+    torch.testing.assert_close(updates(task, [0, 1]).updates[1], updates(task, [1]).updates[0], rtol=1e-4, atol=1e-6)
+    layer = task.modules["train"].drop
+    layer.noise.draws = torch.tensor([0.2, 0.7, 0.5, 0.4]).view(1, 4, 1, 1)
+    out = layer(torch.ones(1, 4, 2, 2))
+    assert out[0, :, 0, 0].tolist() == [0.0, 2.0, 2.0, 0.0]
+    with pytest.raises(EquipoiseError, match="draws random numbers of its own"):
+        task_of(pictures(), ChannelDropNet(functional=True))
+
+
+def test_frozen_parameters_are_constants():
+    model = NormNet()
+    model.body[0].weight.requires_grad_(False)
+    task = task_of(model=model, epochs=1, batch=8, lr=0.1)
+    assert "body.0.weight" not in task.layout.names
+    assert torch.isfinite(updates(task, [0, 1]).updates).all()
+    frozen = task.modules["eval"].get_parameter("body.0.weight")
+    assert torch.equal(frozen, model.body[0].weight)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "fedavg",
+        "fedavg(weights='uniform')",
+        "daa(counts='class')",
+        "fedfe",
+        "fedheal",
+        "local_only",
+        "fedequilibria(t=0)",
+    ],
+)
+@pytest.mark.parametrize("clients", [[0], [0, 1, 2]])
+def test_nothing_is_left_on_another_device(text, clients, monkeypatch):
+    """A device without values (`meta`) stands for an accelerator: tensors of two devices do not mix there either."""
+    import equipoise.round as module
+
+    monkeypatch.setattr(module, "_to_server", lambda tree: tree)
+    method = parse(text)
+    task = Task.build(method, blobs(), model=NormNet, device="meta")
+    broadcast = Broadcast(
+        torch.zeros(task.layout.size), {n: torch.zeros(b.shape) for n, b in task.initial_buffers.items()}, {}, 0, 1
+    )
+    replies, _ = client_round(method, task, clients, broadcast, {}, 0)
+    assert replies.updates.device.type == "meta"
 
 
 def test_the_loss_during_training_is_reported_per_sample():

@@ -90,6 +90,7 @@ def test_a_method_changed_by_hand_no_longer_claims_its_name():
     changed = dataclasses.replace(fedheal(), weigh=daa().weigh)
     assert str(changed).startswith("Method(")
     assert "DomainAware" in str(changed)
+    assert changed.describe() == {}
 
 
 def test_parameters_for_a_data_set():
@@ -137,6 +138,17 @@ def test_positional_arguments_in_python():
     assert fedheal(0.2, 0.5) == fedheal(tau=0.2, beta=0.5)
     with pytest.raises(EquipoiseError, match="takes 1 parameters"):
         fedavg("samples", 3)
+
+
+def test_a_parameter_given_twice_is_refused():
+    with pytest.raises(EquipoiseError, match="`tau` twice"):
+        fedheal(0.2, tau=0.3)
+    with pytest.raises(EquipoiseError, match="twice"):
+        parse("fedheal(tau=0.1, tau=0.2)")
+    with pytest.raises(EquipoiseError, match="read from text"):
+        parse(["fedavg"])
+    with pytest.raises(EquipoiseError, match="a weight from the server: add `eagle`"):
+        Method(terms=parse("eagle").terms)
 
 
 def test_numbers_take_their_declared_type():

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from equipoise import parse
-from kit import CLASSES, ROUNDS, G, rolled
+from kit import CLASSES, ROUNDS, G, random_round, rolled
 from numpy_rules import domain_aware, eagle_server, fedequilibria, fedfe, fedheal
 
 THETA = np.linspace(-1, 1, G)
@@ -57,6 +57,44 @@ def test_fedheal(tau, variant):
 def test_fedfe(q, alpha, tau, beta):
     reference = fedfe(ROUNDS_NP, THETA, q, alpha, tau, beta, 0.1, 8)
     agree(f"fedfe(q={q}, alpha={alpha}, tau={tau}, beta_init={beta}, lr=0.1)", reference)
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("order='descending'", {"descending": True}),
+        ("project_first=2", {"first": 2}),
+        ("order='descending', project_first=1", {"descending": True, "first": 1}),
+        ("server_lr=0.5", {"rate": 0.5}),
+        ("renorm=True", {"renorm": True}),
+    ],
+)
+def test_options_of_fedfe(text, options):
+    reference = fedfe(ROUNDS_NP, THETA, 1, 0.1, 1, 0.1, 0.1, 8, **options)
+    agree(f"fedfe(lr=0.1, {text})", reference)
+
+
+def test_fedfe_with_raw_updates():
+    agree("fedfe(grad_scale='raw', L=10.0)", fedfe(ROUNDS_NP, THETA, 1, 0.1, 1, 0.1, 0.1, 8, raw=True))
+
+
+def test_fedheal_with_plain_lengths():
+    agree("fedheal(distance='l2')", fedheal(ROUNDS_NP, THETA, 0.3, 0.4, False, (30, 7), length=True))
+
+
+def test_masks_that_keep_everything_change_no_weighting():
+    """Also one whose weights do not sum to one."""
+    for plain, masked in zip(
+        rolled(parse("fedfe(lr=0.1)")), rolled(parse("fedfe(lr=0.1) + fedheal(fael=False, tau=0)")), strict=True
+    ):
+        torch.testing.assert_close(plain.theta, masked.theta)
+
+
+@pytest.mark.parametrize("norm", ["unit", "sqrtK", "none"])
+def test_equal_gaps_give_equal_weights_whoever_took_part_before(norm):
+    cohorts = tuple(random_round(seed, clients) for seed, clients in enumerate([(0, 1, 2), (0, 3, 4), (1, 4, 5)]))
+    for result in rolled(parse(f"eagle(lam=0, norm='{norm}', apply='server')"), cohorts):
+        assert float(result.weights.max() - result.weights.min()) < 1e-12
 
 
 def test_fedavg_by_samples_and_uniform():

@@ -10,7 +10,9 @@ from equipoise import Client, EquipoiseError, Federation, Outputs, Training, par
 from equipoise.evaluation import evaluate
 from equipoise.metrics import figures, std
 from equipoise.records import RECORDS, manifest, run_name, save
+from equipoise.round import begin, broadcast_of, client_round, server_round
 from equipoise.simulation import run
+from equipoise.task import Task
 from kit import NormNet, blobs, pictures
 
 
@@ -29,14 +31,15 @@ def test_local_only_shares_nothing_and_scores_each_client_on_its_own():
     alone = run("local_only", blobs(), rounds=3)
     assert alone.task.layout.size == 0
     assert alone.scored == "personal"
-    # a client alone for three rounds is a federation of one for three rounds
-    for k, client in enumerate(alone.federation.clients):
-        data = alone.federation
-        solo = Federation("solo", data.x, data.y, (client,), data.classes, data.protocol)
+    data = alone.federation
+    for k, client in enumerate(data.clients):
         own = alone.states[k]["private parameters"]
-        assert torch.isfinite(torch.cat([v.flatten() for v in own.values()])).all()
         assert alone.values()[client.name] == pytest.approx(_accuracy(alone, own, client))
-        assert len(solo) == 1
+    # a client alone is a federation of one
+    first = Federation("solo", data.x, data.y, data.clients[:1], data.classes, data.protocol)
+    solo = run("fedavg", first, rounds=3)
+    joined = solo.task.layout.join(alone.states[0]["private parameters"])
+    torch.testing.assert_close(solo.server.theta, joined, rtol=1e-4, atol=1e-5)
 
 
 def _accuracy(result, params, client):
@@ -101,6 +104,71 @@ def test_policies_may_differ_by_tensor():
     assert result.task.policies["body.1.num_batches_tracked"] == "average"
     with pytest.raises(EquipoiseError, match="Did you mean `average`"):
         run("fedavg", blobs(), model=NormNet, buffers="averages", rounds=1)
+
+
+def test_reports_are_what_their_definitions_say():
+    method = parse("fedfe + f2dc_modules(dfd=False, dfc=False)")
+    federation = blobs()
+    task = Task.build(method, federation)
+    server = begin(method, task)
+    replies, _ = client_round(method, task, [0, 2, 3], broadcast_of(server, 1), {}, 0)
+    for i, k in enumerate((0, 2, 3)):
+        exact = task.scores(task.layout.split(server.theta), {}, federation.clients[k].train)["loss"].mean()
+        torch.testing.assert_close(replies.reports["loss"][i], exact)  # of the received model, before training
+    method = parse("daa(counts='class')")
+    task = Task.build(method, federation)
+    replies, _ = client_round(method, task, [0, 2, 3], broadcast_of(begin(method, task), 1), {}, 0)
+    assert torch.equal(replies.reports["class_counts"].long(), federation.class_counts()[[0, 2, 3]])
+    assert replies.reports["samples"].tolist() == [23, 9, 31]
+
+
+def test_buffers_are_averaged_by_samples_when_weights_are_no_simplex():
+    method = parse("fedfe(lr=0.1)")
+    task = Task.build(method, blobs(), model=NormNet)
+    server = begin(method, task)
+    replies, _ = client_round(method, task, [0, 1, 2], broadcast_of(server, 1), {}, 0)
+    after, result = server_round(method, server, replies, task.setting(1, 0))
+    shares = torch.tensor([23.0, 14.0, 9.0]) / 46
+    expected = (shares @ replies.buffers["body.1.running_var"]).view(5)
+    torch.testing.assert_close(after.buffers["body.1.running_var"], expected)
+    assert not torch.allclose(result.weights.sum(), torch.tensor(1.0))
+
+
+def test_dropped_buffers_work_with_every_report_and_with_one_sample():
+    base = blobs()
+    one = Client("one", base.clients[1].train[:1], base.clients[1].validation[:1], base.clients[1].test[:1])
+    federation = Federation("odd", base.x, base.y, (base.clients[0], one, base.clients[2]), base.classes, base.protocol)
+    for text in ("fedfe", "eagle(lstar_epochs=2)", "daa(counts='class')"):
+        a, b = (
+            run(text, federation, model=NormNet, buffers="drop", rounds=2, runner=r) for r in ("inline", "vectorised")
+        )
+        torch.testing.assert_close(a.server.theta, b.server.theta, rtol=1e-3, atol=1e-4)
+
+
+def test_local_buffers_of_a_wrapped_model_are_the_clients_own():
+    result = run("f2dc", pictures(), buffers="local", rounds=2)
+    assert result.scored == "personal"
+    client, task = result.federation.clients[1], result.task
+    own = result.states[1]["own buffers"]
+    exact = task.scores(task.layout.split(result.server.theta), own, client.test)["accuracy"].mean()
+    assert result.values()[client.name] == pytest.approx(float(exact))
+
+
+def test_a_private_model_that_diverges_is_noticed():
+    with pytest.raises(EquipoiseError, match="the run diverged"):
+        run("local_only", blobs(), training=Training(lr=1e30, epochs=5, batch=4), rounds=5)
+
+
+def test_figures_are_over_clients_or_domains():
+    result = run("fedavg", blobs(), rounds=1)
+    assert result.figures("domain").avg == pytest.approx(sum(result.by_domain().values()) / 2)
+    with pytest.raises(EquipoiseError, match="'client' or 'domain'"):
+        result.figures("domains")
+
+
+def test_the_method_overrules_the_run_and_says_so():
+    with pytest.warns(match=r"f2dc.*trains with lr=0\.1, momentum=0\.0, whatever the run says"):
+        run("f2dc(variant='released')", pictures(), training=Training(lr=0.001, momentum=0.9, batch=5), rounds=1)
 
 
 def test_counters_take_the_largest_value():
@@ -214,6 +282,10 @@ def test_a_run_leaves_a_manifest_and_rows_per_client(tmp_path):
     assert (kept["rounds"], kept["seed"], kept["buffers"], kept["status"]) == (2, 0, "average", "finished")
     assert kept["training"]["momentum"] == 0.9
     assert kept["versions"]["torch"] == torch.__version__
+    weights = pq.read_table(place / "weights.parquet").to_pylist()
+    assert len(weights) == 2 * 4  # rounds, clients, one figure
+    assert {row["figure"] for row in weights} == {"distance"}
+    assert sum(row["weight"] for row in weights if row["round"] == 2) == pytest.approx(1)
     table = pq.read_table(place / "records.parquet")
     assert table.schema.equals(RECORDS)
     assert table.num_rows == 2 * 4 * 2  # rounds, clients, metrics

@@ -44,7 +44,9 @@ def test_fedavg(momentum):
 
 
 def test_fedsgd_is_one_full_batch_step():
-    found = trained("fedsgd", momentum=0.9, steps=7)  # the method overrules the run's optimiser
+    with pytest.warns(match="trains with steps=1, momentum=0.0, whatever the run says") as said:
+        found = trained("fedsgd", momentum=0.9, steps=7)  # the method overrules the run's optimiser
+    assert len(said) == 1
     close(found.server.theta, EXAMPLES["fedsgd"]["expected"]["global_by_n"])
 
 

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, get_args
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.measure import Measurement
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from equipoise.comparison import Comparison, best_for_the_worst, in_words, tabulate
+from equipoise.data import DATASETS, Federation, load_federation
+from equipoise.experiment import Failure, Job, Outcome, execute, execute_all, jobs, worst_and_average
+from equipoise.experiment import Progress as Step
 from equipoise.grammar import fitted, split_list
+from equipoise.method import METHODS, ROLES, parse
+from equipoise.methods import fedavg
+from equipoise.metrics import figures
+from equipoise.models import MODELS
+from equipoise.records import save
+from equipoise.runners import RunnerName
+from equipoise.simulation import RoundRecord, Run, check_options
+from equipoise.task import Task
+from equipoise.training import Training
 from equipoise.types import EquipoiseError, EquipoiseWarning
-
-# What needs torch is imported inside the commands: `equipoise --help` answers at once.
 
 app = typer.Typer(
     name="equipoise",
@@ -29,6 +42,9 @@ app = typer.Typer(
 )
 screen = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
+
+COMPARED = "fedavg,fedheal,fedequilibria,eagle,fedfe,f2dc"
+STOPPED = 130  # the exit code of a program that Ctrl-C ended
 
 Dataset = Annotated[str, typer.Argument(help="a data set, for example scanners; `equipoise datasets` lists them")]
 Rounds = Annotated[int | None, typer.Option(help="federated rounds [default: the data set's]")]
@@ -43,16 +59,14 @@ Optimizer = Annotated[str | None, typer.Option(help="any optimiser of torch.opti
 Model = Annotated[str | None, typer.Option(help="model, for example 'mlp(hidden=(64,))' [default: the data set's]")]
 Device = Annotated[str, typer.Option(help="cpu, cuda or mps")]
 EvalEvery = Annotated[int, typer.Option(help="evaluate every n rounds; the last one always is")]
-RunnerOption = Annotated[
-    str, typer.Option(help="auto, inline (one client at a time), vectorised (many at once) or processes")
-]
+RunnerOption = Annotated[str, typer.Option(help=", ".join(get_args(RunnerName)))]
 Out = Annotated[Path, typer.Option(help="where run folders go")]
 
 
 @app.command()
 def run(
     dataset: Dataset,
-    method: Annotated[str, typer.Option(help="a method, for example 'moon + fedheal(tau=0.3)'")] = "fedavg",
+    method: Annotated[str, typer.Option(help="a method, for example 'eagle + fedheal(tau=0.3)'")] = "fedavg",
     rounds: Rounds = None,
     seed: Annotated[int, typer.Option(help="seed of everything random")] = 0,
     participation: Participation = None,
@@ -70,18 +84,22 @@ def run(
     out: Out = Path("runs"),
 ) -> None:
     """Train one method, and show what every domain and client got."""
-    from equipoise.data import load_federation
-    from equipoise.experiment import Job, execute, worst_and_average
-    from equipoise.method import parse
-    from equipoise.records import save
-    from equipoise.simulation import RoundRecord, check_options
-
     parse(method)  # say what is wrong with the method before anything is loaded
     data = load_federation(dataset)
-    training = _training(data.protocol.training, lr, epochs, steps, batch, momentum, weight_decay, optimizer)
-    job = Job(method, dataset, seed, rounds, participation, training, model, _runner(runner), device, eval_every)
-    total = data.protocol.rounds if rounds is None else rounds
-    check_options(total, data.protocol.participation if participation is None else participation, eval_every, device)
+    job = Job(
+        method=method,
+        dataset=dataset,
+        seed=seed,
+        rounds=rounds,
+        participation=participation,
+        training=_training(data, lr, epochs, steps, batch, momentum, weight_decay, optimizer),
+        model=model,
+        runner=_runner(runner),
+        device=device,
+        eval_every=eval_every,
+    )
+    total = _checked_rounds(job, data)
+    _applicable([method], data, job, by_default=False)
     columns = (
         TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
         TimeRemainingColumn(),
@@ -92,15 +110,13 @@ def run(
 
         def show(record: RoundRecord) -> None:
             scored = worst_and_average(record)
-            note = f"average {100 * scored[1]:.1f} %, worst client {100 * scored[0]:.1f} %" if scored else None
             bar.update(line, completed=record.round)
-            if note:
-                bar.update(line, note=note)
+            if scored:
+                bar.update(line, note=_standing(*scored))
 
         result = execute(job, show)
     place = save(result, out)
-    for note in (*data.notes, *result.warnings):
-        errors.print(f"[yellow]Note:[/] {escape(note)}")
+    _notes((*data.notes, *result.warnings))
     screen.print(_run_table(result))
     screen.print(f"{_seconds(result.seconds)} with the {result.runner} runner. Records: {place}", soft_wrap=True)
 
@@ -108,9 +124,7 @@ def run(
 @app.command()
 def compare(
     dataset: Dataset,
-    methods: Annotated[str, typer.Option(help="methods, separated by commas")] = (
-        "fedavg,fedheal,fedequilibria,eagle,fedfe,f2dc"
-    ),
+    methods: Annotated[str | None, typer.Option(help=f"methods, separated by commas [default: {COMPARED}]")] = None,
     seeds: Annotated[str, typer.Option(help="how many seeds (3 is 0,1,2), or a list such as 0,42,100")] = "3",
     rounds: Rounds = None,
     participation: Participation = None,
@@ -125,33 +139,33 @@ def compare(
     device: Device = "cpu",
     eval_every: EvalEvery = 1,
     runner: RunnerOption = "auto",
-    workers: Annotated[int | None, typer.Option(help="runs at a time [default: the number of cores]")] = None,
+    workers: Annotated[int | None, typer.Option(help="runs at a time [default: the number of cores]", min=1)] = None,
     out: Out = Path("runs"),
 ) -> None:
     """Train several methods with several seeds, and print one table."""
-    from equipoise.comparison import in_words, tabulate
-    from equipoise.data import load_federation
-    from equipoise.experiment import Job, execute_all, jobs
-    from equipoise.experiment import Progress as Step
-    from equipoise.method import parse
-    from equipoise.simulation import check_options
-
     data = load_federation(dataset)
-    names = [str(parse(text)) for text in split_list(methods)]
+    names = list(dict.fromkeys(str(parse(text)) for text in split_list(COMPARED if methods is None else methods)))
     if not names:
         raise EquipoiseError("Name at least one method, for example --methods fedavg,fedheal.")
-    training = _training(data.protocol.training, lr, epochs, steps, batch, momentum, weight_decay, optimizer)
-    numbers = _seeds(seeds)
     template = Job(
-        rounds=rounds, participation=participation, training=training, model=model, runner=_runner(runner), device=device,
+        rounds=rounds,
+        participation=participation,
+        training=_training(data, lr, epochs, steps, batch, momentum, weight_decay, optimizer),
+        model=model,
+        runner=_runner(runner),
+        device=device,
         eval_every=eval_every,
-    )  # fmt: skip
+    )
+    total = _checked_rounds(template, data)
+    names = _applicable(names, data, template, by_default=methods is None)
+    numbers = _seeds(seeds)
     todo = jobs(names, dataset, numbers, template)
-    total = data.protocol.rounds if rounds is None else rounds
-    check_options(total, data.protocol.participation if participation is None else participation, eval_every, device)
     screen.print(
         f"{len(data)} clients, {len(data.domains)} domains, {len(names)} methods x {len(numbers)} seeds, {total} rounds each."
     )
+    outcomes: list[Outcome] = []
+    failures: list[Failure] = []
+    stopped = False
     columns = (
         TextColumn("[bold]{task.description}"),
         BarColumn(),
@@ -159,42 +173,39 @@ def compare(
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=errors) as bar:
-        whole = bar.add_task("all runs", total=total * len(todo), note="")
-        lines: dict[str, Any] = {
-            name: bar.add_task(escape(name), total=total * len(numbers), note="") for name in names
-        }
-        reached: dict[int, int] = {}
-
-        def show(step: Step) -> None:
-            done = step.round - reached.get(step.job, 0)
-            reached[step.job] = step.round
-            note = f"average {100 * step.average:.1f} %, worst client {100 * step.worst:.1f} %"
-            bar.update(lines[todo[step.job].method], advance=done, note=note)
-            bar.update(whole, advance=done)
-
-        outcomes = execute_all(todo, out, show, workers)
-    warned = {text.split(":")[0]: text for found in reversed(outcomes) for text in found.warnings}
-    for note in (*data.notes, *warned.values()):
-        errors.print(f"[yellow]Note:[/] {escape(note)}")
-    table = tabulate([(found.method, found.by_domain) for found in outcomes])
-    screen.print(_comparison_table(table, data.name))
-    for sentence in in_words(table):
-        screen.print(escape(sentence), soft_wrap=True)
-    screen.print(f"\nRuns: {out}/. Try next:", soft_wrap=True)
-    for command in _next_commands(dataset, names):
-        screen.print(f"  {escape(command)}", soft_wrap=True)
+        show = _shown_progress(bar, todo, total)
+        try:
+            for found in execute_all(todo, out, show, workers):
+                if isinstance(found, Failure):
+                    failures.append(found)
+                else:
+                    outcomes.append(found)
+        except KeyboardInterrupt:
+            stopped = True
+    warned = {text.split(":")[0]: text for found in outcomes for text in found.warnings}
+    _notes((*data.notes, *warned.values(), *(f"{f.method}, seed {f.seed}, is missing: {f.why}" for f in failures)))
+    if outcomes:
+        position = {str(parse(name).for_data(data.name)): i for i, name in enumerate(names)}
+        ordered = sorted(outcomes, key=lambda o: (position.get(o.method, len(names)), o.seed))
+        table = tabulate([(found.method, found.by_domain) for found in ordered])
+        screen.print(_comparison_table(table, data.name))
+        for sentence in in_words(table):
+            screen.print(escape(sentence), soft_wrap=True)
+        screen.print(f"\nRuns: {out}/. Try next:", soft_wrap=True)
+        for command in _next_commands(dataset, best_for_the_worst(table)):
+            screen.print(f"  {escape(command)}", soft_wrap=True)
+    if stopped:
+        errors.print(f"Stopped. {len(outcomes)} of {len(todo)} runs are finished and stored in {out}/.")
+        raise typer.Exit(STOPPED)
+    if failures:
+        raise typer.Exit(1)
 
 
 @app.command()
 def methods(name: Annotated[str | None, typer.Argument(help="a method; leave it out to see all")] = None) -> None:
     """Every method with its roles, parameters, defaults and reference."""
-    from equipoise.method import METHODS, ROLES
-    from equipoise.methods import fedavg
-
     if name is None:
-        table = Table(title="Methods", title_justify="left")
-        for column in ("method", "what it does", "roles that differ from FedAvg"):
-            table.add_column(column)
+        table = Table("method", "what it does", "roles that differ from FedAvg", title="Methods", title_justify="left")
         plain = fedavg()
         for entry in METHODS.values():
             built = entry.function()
@@ -212,7 +223,7 @@ def methods(name: Annotated[str | None, typer.Argument(help="a method; leave it 
     parameters = Table("parameter", "type", "default", *entry.per_dataset, title="Parameters", title_justify="left")
     for parameter in entry.parameters.values():
         kind = str(parameter.annotation).replace("Literal", "")
-        special = [_shown(values.get(parameter.name)) for values in entry.per_dataset.values()]
+        special = [escape(repr(v[parameter.name])) if parameter.name in v else "" for v in entry.per_dataset.values()]
         parameters.add_row(parameter.name, escape(kind), escape(repr(parameter.default)), *special)
     if entry.parameters:
         screen.print(parameters)
@@ -226,8 +237,6 @@ def methods(name: Annotated[str | None, typer.Argument(help="a method; leave it 
 @app.command()
 def datasets() -> None:
     """The data sets that can be named."""
-    from equipoise.data import DATASETS
-
     table = Table("data set", "what it is", "source", title="Data sets", title_justify="left")
     for entry in DATASETS.values():
         table.add_row(entry.name, entry.title, entry.reference)
@@ -237,17 +246,15 @@ def datasets() -> None:
 @app.command()
 def models() -> None:
     """The models that can be named."""
-    from equipoise.models import MODELS
-
     table = Table("model", "what it is", title="Models", title_justify="left")
     for entry in MODELS.values():
         table.add_row(entry.name, entry.title)
     screen.print(table)
 
 
-# --------------------------------------------------------------------------- helpers
+# --------------------------------------------------------------------------- reading options
 def _training(
-    base: Any,
+    data: Federation,
     lr: float | None,
     epochs: int | None,
     steps: int | None,
@@ -255,10 +262,16 @@ def _training(
     momentum: float | None,
     weight_decay: float | None,
     optimizer: str | None,
-) -> Any:
+) -> Training | None:
+    """The data set's local training with what the user changed; None when nothing was."""
     given: dict[str, object] = {
-        "lr": lr, "epochs": epochs, "steps": steps, "momentum": momentum, "weight_decay": weight_decay, "optimizer": optimizer,
-    }  # fmt: skip
+        "lr": lr,
+        "epochs": epochs,
+        "steps": steps,
+        "momentum": momentum,
+        "weight_decay": weight_decay,
+        "optimizer": optimizer,
+    }
     changes = {name: value for name, value in given.items() if value is not None}
     if batch is not None:
         if batch != "full" and not batch.isdecimal():
@@ -266,25 +279,77 @@ def _training(
         changes["batch"] = None if batch == "full" else int(batch)
     if epochs is not None and steps is None:
         changes["steps"] = None
-    return replace(base, **changes)
+    return replace(data.protocol.training, **changes) if changes else None  # type: ignore[arg-type]
 
 
-def _runner(name: str) -> Any:
-    return fitted(name, Literal["auto", "inline", "vectorised", "processes"], "--runner")
+def _runner(name: str) -> RunnerName:
+    return fitted(name, Literal[get_args(RunnerName)], "--runner")  # type: ignore[return-value]
 
 
 def _seeds(text: str) -> list[int]:
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not parts or not all(part.isdecimal() for part in parts) or (len(parts) == 1 and int(parts[0]) == 0):
+    if not parts or not all(part.isdecimal() for part in parts) or (parts == ["0"] and "," not in text):
         raise EquipoiseError(
             f"--seeds must be a number of seeds such as 3, or a list such as 0,42,100. Found {text!r}."
         )
-    return list(range(int(parts[0]))) if len(parts) == 1 and "," not in text else [int(part) for part in parts]
+    if len(parts) == 1 and "," not in text:
+        return list(range(int(parts[0])))
+    return list(dict.fromkeys(int(part) for part in parts))
 
 
-def _run_table(result: Any) -> Table:
-    from equipoise.metrics import figures
+def _checked_rounds(job: Job, data: Federation) -> int:
+    """The number of rounds, once it is sure that a run can have these options."""
+    protocol = data.protocol
+    total = protocol.rounds if job.rounds is None else job.rounds
+    part = protocol.participation if job.participation is None else job.participation
+    check_options(total, part, job.eval_every, job.device)
+    return total
 
+
+def _applicable(names: Sequence[str], data: Federation, job: Job, by_default: bool) -> list[str]:
+    """The methods that can be built for this data and model. One that the user named must be; a default is left out."""
+    kept = []
+    for name in names:
+        try:
+            Task.build(parse(name).for_data(data.name), data, model=job.model, training=job.training)
+            kept.append(name)
+        except EquipoiseError as error:
+            if not by_default:
+                raise
+            _notes([f"{name} is left out: {error}"])
+    return kept
+
+
+# --------------------------------------------------------------------------- showing results
+def _notes(texts: Sequence[str]) -> None:
+    for text in texts:
+        errors.print(f"[yellow]Note:[/] {escape(text)}", soft_wrap=True)
+
+
+def _standing(worst: float, average: float) -> str:
+    return f"average {100 * average:.1f} %, worst client {100 * worst:.1f} %"
+
+
+def _shown_progress(bar: Progress, todo: Sequence[Job], total: int) -> Callable[[Step], None]:
+    """A line for all runs and one a method."""
+    whole = bar.add_task("all runs", total=total * len(todo), note="")
+    lines: dict[str, TaskID] = {}
+    for job in todo:
+        if job.method not in lines:
+            count = sum(other.method == job.method for other in todo)
+            lines[job.method] = bar.add_task(escape(job.method), total=total * count, note="")
+    reached: dict[int, int] = {}
+
+    def show(step: Step) -> None:
+        done = step.round - reached.get(step.job, 0)
+        reached[step.job] = step.round
+        bar.update(lines[todo[step.job].method], advance=done, note=_standing(step.worst, step.average))
+        bar.update(whole, advance=done)
+
+    return show
+
+
+def _run_table(result: Run) -> Table:
     table = Table(
         "domain", "client", "samples", "accuracy", "loss", title_justify="left",
         title=f"{escape(str(result.method))} on {escape(result.federation.name)}, {result.scored} model, test data, "
@@ -292,49 +357,55 @@ def _run_table(result: Any) -> Table:
     )  # fmt: skip
     accuracy, loss = result.values("accuracy"), result.values("loss")
     for domain in result.federation.domains:
-        members = [c for c in result.federation.clients if (c.domain or c.name) == domain]
-        for client in members:
-            shown = (
-                (f"{100 * accuracy[client.name]:.1f} %", f"{loss[client.name]:.3f}")
-                if client.name in accuracy
-                else ("-", "-")
-            )
-            table.add_row(escape(domain), escape(client.name), str(len(client.train)), *shown)
+        for client in result.federation.clients:
+            if (client.domain or client.name) == domain:
+                scored = client.name in accuracy
+                shown = (f"{100 * accuracy[client.name]:.1f} %", f"{loss[client.name]:.3f}") if scored else ("-", "-")
+                table.add_row(escape(domain), escape(client.name), str(len(client.train)), *shown)
     table.add_section()
     for what, values in (("clients", accuracy), ("domains", result.by_domain())):
         f = figures([100 * v for v in values.values()])
-        table.add_row(
-            f"[bold]over {what}[/]", "", "", f"[bold]AVG {f.avg:.1f}  STD {f.std:.1f} (ddof 0)  MIN {f.min:.1f}[/]", "",
-        )  # fmt: skip
+        summary = f"[bold]AVG {f.avg:.1f}\nSTD {f.std:.1f} (ddof 0)\nMIN {f.min:.1f}[/]"
+        table.add_row(f"[bold]over {what}[/]", "", "", summary, "")
     return table
 
 
-def _comparison_table(table: Any, name: str) -> Table:
-    shown = Table(
-        "method", title_justify="left",
-        title=f"Test accuracy on {escape(name)} in percent, last round; AVG, STD (ddof 0) and MIN over domains; "
-        f"mean ± standard deviation over {table.seeds} seed(s)",
-    )  # fmt: skip
-    for column in table.columns:
-        shown.add_column(escape(column), justify="right", no_wrap=True)
-    best = {column: table.best(column) for column in table.columns}
-    for method, row in table.rows.items():
-        cells = [f"[bold]{row[c]}[/]" if method in best[c] else str(row[c]) for c in table.columns]
-        shown.add_row(escape(method), *cells)
+def _comparison_table(table: Comparison, name: str) -> RenderableType:
+    """The table as wide as the terminal allows: with domains and spreads, then without the domains' spreads, then without
+    the domains."""
+    plain = tuple(column for column in table.columns if column in ("AVG", "STD", "MIN"))
+    for columns, spreads in ((table.columns, table.columns), (table.columns, plain), (plain, plain)):
+        shown = _one_table(table, name, columns, spreads)
+        if Measurement.get(screen, screen.options.update(width=10_000), shown).maximum <= screen.width:
+            return shown
     return shown
 
 
-def _next_commands(dataset: str, names: list[str]) -> list[str]:
-    other = next((name for name in reversed(names) if not name.startswith("fedavg")), names[0])
+def _one_table(table: Comparison, name: str, columns: Sequence[str], spreads: Sequence[str]) -> Table:
+    over = f"; mean ± standard deviation (ddof 1) over {table.seeds} seeds" if table.seeds > 1 else ""
+    shown = Table(
+        title_justify="left",
+        title=f"Test accuracy on {escape(name)} in percent, last round; AVG, STD (ddof 0) and MIN over domains{over}",
+    )
+    shown.add_column("method", no_wrap=True)
+    for column in columns:
+        shown.add_column(escape(column), justify="right", no_wrap=True)
+    best = {column: table.best(column) for column in columns}
+    for method, row in table.rows.items():
+        cells = [str(row[c]) if c in spreads else f"{row[c].mean:.1f}" for c in columns]
+        shown.add_row(
+            escape(method),
+            *(f"[bold]{cell}[/]" if method in best[c] else cell for c, cell in zip(columns, cells, strict=True)),
+        )
+    return shown
+
+
+def _next_commands(dataset: str, best: str) -> list[str]:
     return [
-        f'equipoise run {dataset} --method "{other}"          one method, client by client',
-        f'equipoise compare {dataset} --methods "fedavg,local_only,centralised,{other}"   what joining is worth',
-        f"equipoise methods {other.split('(')[0].split(' ')[0]}          its parameters and where they come from",
+        f'equipoise run {dataset} --method "{best}"     one method, client by client',
+        f'equipoise compare {dataset} --methods "fedavg,local_only,centralised,{best}"     what joining is worth',
+        f"equipoise methods {best.split('(')[0].split(' ')[0]}     its parameters, and where they come from",
     ]
-
-
-def _shown(value: object) -> str:
-    return "" if value is None else escape(repr(value))
 
 
 def _seconds(value: float) -> str:
@@ -348,6 +419,3 @@ def main() -> None:
     except EquipoiseError as error:
         errors.print(f"[red]Error:[/] {escape(str(error))}", soft_wrap=True)
         sys.exit(2)
-    except KeyboardInterrupt:
-        errors.print("Stopped.")
-        sys.exit(130)

@@ -13,6 +13,7 @@ from equipoise.metrics import figures
 from equipoise.simulation import run
 from equipoise.task import ModelSource
 from equipoise.training import Training
+from equipoise.types import EquipoiseError
 
 HIGHER_IS_BETTER = {"STD": False}
 
@@ -22,10 +23,10 @@ class Cell:
     """A figure over seeds, in percent."""
 
     mean: float
-    spread: float  # sample standard deviation over seeds; 0 for one seed
+    spread: float | None  # sample standard deviation (ddof 1) over seeds; None for one seed
 
     def __str__(self) -> str:
-        return f"{self.mean:.1f} ± {self.spread:.1f}" if self.spread else f"{self.mean:.1f}"
+        return f"{self.mean:.1f}" if self.spread is None else f"{self.mean:.1f} ± {self.spread:.1f}"
 
 
 @dataclass(frozen=True)
@@ -62,14 +63,21 @@ def compare(
 
     The command `equipoise compare` does the same with one process a core and stores the runs.
     """
-    chosen = [parse(method) if isinstance(method, str) else method for method in methods]
+    chosen = list(dict.fromkeys(parse(method) if isinstance(method, str) else method for method in methods))
+    numbers = list(range(seeds)) if isinstance(seeds, int) else list(dict.fromkeys(seeds))
+    if not chosen or not numbers:
+        raise EquipoiseError(
+            f"A comparison needs a method and a seed. Found methods={list(methods)!r}, seeds={seeds!r}."
+        )
     data = load_federation(federation) if isinstance(federation, str) else federation
-    if any(method.validates for method in chosen):  # all methods of a comparison train on the same samples
+    if any(
+        method.for_data(data.name).validates for method in chosen
+    ):  # all methods of a comparison train on the same samples
         data = data.with_validation()
     results = [
         run(method, data, model=model, rounds=rounds, seed=seed, participation=participation, training=training)
         for method in chosen
-        for seed in (range(seeds) if isinstance(seeds, int) else seeds)
+        for seed in numbers
     ]
     return tabulate([(str(result.method), result.by_domain()) for result in results])
 
@@ -96,7 +104,13 @@ def tabulate(results: Sequence[tuple[str, Mapping[str, float]]], most_domains: i
 
 def _cell(values: Sequence[float]) -> Cell:
     percent = 100 * np.asarray(values)
-    return Cell(float(percent.mean()), float(percent.std(ddof=1)) if len(percent) > 1 else 0.0)
+    return Cell(float(percent.mean()), float(percent.std(ddof=1)) if len(percent) > 1 else None)
+
+
+def best_for_the_worst(table: Comparison) -> str:
+    """The method, other than FedAvg, under which the worst domain stands best."""
+    others = [name for name in table.rows if not name.startswith("fedavg")] or list(table.rows)
+    return max(others, key=lambda name: table.rows[name]["MIN"].mean)
 
 
 def in_words(table: Comparison) -> list[str]:
@@ -130,7 +144,7 @@ def in_words(table: Comparison) -> list[str]:
     behind = [name for name in others if raised[name] < 0 and name not in levelled]
     if behind:
         said.append(f"Below {reference} at the worst domain: {', '.join(behind)}.")
-    noisy = max(row["MIN"].spread for row in table.rows.values())
+    noisy = max(row["MIN"].spread or 0.0 for row in table.rows.values())
     if table.seeds > 1 and abs(raised[best]) < noisy:
         said.append(f"Differences are within the spread over {table.seeds} seeds (up to {noisy:.1f}): use more seeds.")
     return said

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,8 +29,10 @@ class Score:
 
 def scored_model(method: Method, task: Task) -> str:
     """Which model is evaluated, in words for the manifest."""
-    if not _has_own(task):
+    if not _has_own(method, task):
         return "global"
+    if "local" in {task.policies[name] for name in task.policies if name not in task.private_buffers}:
+        return "personal"
     return {"own": "personal", "mean": "averaged-personal", "domain": "averaged-personal by domain"}[_filling(method)]
 
 
@@ -44,15 +46,16 @@ def evaluate(
 ) -> list[Score]:
     """Scores of every client that has samples in a split. Clients that share a test set share the work."""
     theta = server.evaluated if server.evaluated is not None else server.theta
-    params = {**task.initial_params, **task.layout.split(theta)}
+    params = {**task.initial_params, **task.layout.split(theta.to(task.device))}
+    buffers = {name: value.to(task.device) for name, value in server.buffers.items()}
     found: list[Score] = []
     for split in splits:
         holders = [(k, c.split(split)) for k, c in enumerate(federation.clients) if len(c.split(split))]
-        if not _has_own(task) or method.pooled:
-            scores = _scores_of_one_model(task, params, server.buffers, [index for _, index in holders])
+        if not _has_own(method, task) or method.pooled:
+            scores = _scores_of_one_model(task, params, buffers, [index for _, index in holders])
         else:
             scores = [
-                task.scores(*_own_model(method, task, params, server.buffers, states, k), index.to(task.device))
+                task.scores(*_own_model(method, task, params, buffers, states, k), index.to(task.device))
                 for k, index in holders
             ]
         for (k, index), values in zip(holders, scores, strict=True):
@@ -63,13 +66,16 @@ def evaluate(
     return found
 
 
-def _has_own(task: Task) -> bool:
-    return bool(task.private) or "local" in task.policies.values()
+def _has_own(method: Method, task: Task) -> bool:
+    """Whether clients are scored with different models."""
+    kept = {name for name, policy in task.policies.items() if policy == "local"} - task.private_buffers
+    return bool(kept) or (bool(task.private or task.private_buffers) and _filling(method) != "unused")
 
 
 def _filling(method: Method) -> str:
-    fillings = {wrap.scores for wrap in method.wrap} or {"own"}
-    return "own" if "own" in fillings else fillings.pop()
+    """How private tensors are filled: as the wrap that leaves most to the client says."""
+    fillings = {wrap.scores for wrap in method.wrap}
+    return next((filling for filling in ("own", "domain", "mean") if filling in fillings), "unused")
 
 
 def _scores_of_one_model(
@@ -94,19 +100,24 @@ def _own_model(
 ) -> tuple[Tensors, Tensors]:
     """The model of one client: shared tensors, and private ones as the method says they are filled."""
     filling = _filling(method)
-    if filling == "own":
-        sources = [client]
+    if filling == "mean":
+        sources = list(range(len(task.federation)))
     elif filling == "domain":
         domain = task.federation.clients[client].domain
         sources = [k for k, c in enumerate(task.federation.clients) if c.domain == domain]
     else:
-        sources = list(range(len(task.federation)))
+        sources = [client]
 
-    def filled(key: str, initial: Tensors) -> Tensors:
-        seen = [states[k][key] for k in sources if key in states.get(k, {})]
+    def mean(key: str, among: Sequence[int], names: Collection[str]) -> Tensors:
+        seen = [states[k][key] for k in among if key in states.get(k, {})]
         if not seen:
-            return initial
-        return {name: torch.stack([s[name].float() for s in seen]).mean(0).to(seen[0][name].dtype) for name in seen[0]}
+            return {}
+        return {
+            name: torch.stack([s[name].double() for s in seen]).mean(0).to(seen[0][name].dtype).to(task.device)
+            for name in seen[0]
+            if name in names
+        }
 
-    own = filled(PRIVATE, {name: task.initial_params[name] for name in task.private})
-    return {**params, **own}, {**buffers, **filled(BUFFERS, {})}
+    kept = set(task.policies) - task.private_buffers
+    own_buffers = mean(BUFFERS, [client], kept) | mean(BUFFERS, sources, task.private_buffers)
+    return {**params, **mean(PRIVATE, sources, task.private)}, {**buffers, **own_buffers}

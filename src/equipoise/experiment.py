@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import multiprocessing
-import queue
+import signal
 import warnings
-from collections.abc import Callable, Sequence
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.queues import Queue
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
 
 from equipoise.data import Federation, load_federation
+from equipoise.grammar import require
 from equipoise.method import parse
 from equipoise.metrics import figures
 from equipoise.records import save
 from equipoise.runners import RunnerName, cores
+from equipoise.runners.processes import without_main
 from equipoise.simulation import RoundRecord, Run, run
 from equipoise.training import Training
+from equipoise.types import EquipoiseError
 
 
 @dataclass(frozen=True)
@@ -45,8 +49,17 @@ class Progress:
 
     job: int
     round: int
-    average: float
     worst: float
+    average: float
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that could not be done, and why."""
+
+    method: str
+    seed: int
+    why: str
 
 
 @dataclass(frozen=True)
@@ -55,7 +68,6 @@ class Outcome:
 
     method: str
     seed: int
-    by_client: dict[str, float]
     by_domain: dict[str, float]
     seconds: float
     folder: Path
@@ -64,7 +76,7 @@ class Outcome:
 
 def jobs(methods: Sequence[str], dataset: str, seeds: Sequence[int], template: Job) -> list[Job]:
     """Every method with every seed. If one of the methods needs validation data, all of them set it aside."""
-    needs = any(parse(method).validates for method in methods)
+    needs = any(parse(method).for_data(dataset.split("(")[0]).validates for method in methods)
     one = replace(template, dataset=dataset, with_validation=needs)
     return [replace(one, method=method, seed=seed) for method in methods for seed in seeds]
 
@@ -94,9 +106,7 @@ def execute(job: Job, on_round: Callable[[RoundRecord], None] | None = None, thr
 def outcome(result: Run, folder: Path) -> Outcome:
     """Store a run and keep its final values."""
     place = save(result, folder)
-    return Outcome(
-        str(result.method), result.seed, result.values(), result.by_domain(), result.seconds, place, result.warnings
-    )
+    return Outcome(str(result.method), result.seed, result.by_domain(), result.seconds, place, result.warnings)
 
 
 def worst_and_average(record: RoundRecord) -> tuple[float, float] | None:
@@ -107,56 +117,74 @@ def worst_and_average(record: RoundRecord) -> tuple[float, float] | None:
 
 
 # --------------------------------------------------------------------------- side by side
-_messages: Queue[Progress] | None = None  # in a worker: where its progress goes
-
-
-def _prepare_worker(messages: Queue[Progress], threads: int) -> None:
-    global _messages
-    _messages = messages
-    torch.set_num_threads(threads)
-    warnings.simplefilter("ignore")  # warnings travel back with the outcome
-
-
-def _work(number: int, job: Job, folder: Path) -> Outcome:
-    def tell(record: RoundRecord) -> None:
-        scored = worst_and_average(record)
-        if _messages is not None and scored:
-            _messages.put(Progress(number, record.round, scored[1], scored[0]))
-
-    return outcome(execute(job, tell, torch.get_num_threads()), folder)
-
-
 def execute_all(
     todo: Sequence[Job], folder: Path, on_progress: Callable[[Progress], None], workers: int | None = None
-) -> list[Outcome]:
-    """Do all runs, as many at once as there are cores; the outcomes come in the order of the jobs."""
+) -> Iterator[Outcome | Failure]:
+    """Do all runs, as many at once as there are cores, and give each outcome when it is there.
+
+    A run that cannot be done (it diverges, say) is a `Failure`; the others go on. When the caller stops listening, so do the
+    workers.
+    """
     count = min(workers or cores(), len(todo))
+    require(count >= 1, "workers", "at least 1", workers)
     context = multiprocessing.get_context("spawn")
-    messages: Queue[Progress] = context.Queue()
-    with ProcessPoolExecutor(
-        count, context, initializer=_prepare_worker, initargs=(messages, max(1, cores() // count))
-    ) as pool:
-        futures = [pool.submit(_work, number, job, folder) for number, job in enumerate(todo)]
-        pending = set(futures)
-        try:
-            while pending:
-                done, pending = wait(pending, timeout=0.1, return_when=FIRST_COMPLETED)
-                _drain(messages, on_progress)
-                for future in done:
-                    future.result()  # an error ends the comparison at once
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-        _drain(messages, on_progress)
-        return [future.result() for future in futures]
+    waiting = deque(enumerate(todo))
+    crew: dict[Connection, BaseProcess] = {}
+    try:
+        with without_main():
+            for _ in range(count):
+                here, there = context.Pipe()
+                worker = context.Process(target=_work, args=(there, folder, max(1, cores() // count)), daemon=False)
+                worker.start()
+                there.close()
+                crew[here] = worker
+        for pipe in crew:
+            pipe.send(waiting.popleft())
+        left = len(todo)
+        while left:
+            for ready in wait(list(crew)):
+                assert isinstance(ready, Connection)
+                try:
+                    message = ready.recv()
+                except EOFError:
+                    code = crew[ready].exitcode
+                    raise EquipoiseError(f"A worker process ended (exit code {code}). Try --workers 1.") from None
+                if isinstance(message, Progress):
+                    on_progress(message)
+                    continue
+                if isinstance(message, BaseException):
+                    raise message
+                left -= 1
+                if waiting:
+                    ready.send(waiting.popleft())
+                yield message
+    finally:
+        for pipe, one in crew.items():
+            pipe.close()
+            one.terminate()
+        for one in crew.values():
+            one.join()
 
 
-def _drain(messages: Queue[Progress], on_progress: Callable[[Progress], None]) -> None:
+def _work(pipe: Connection, folder: Path, threads: int) -> None:
+    """A worker's life: do the jobs that come through the pipe, until it is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C, and ends its workers
+    torch.set_num_threads(threads)
+    warnings.simplefilter("ignore")  # warnings travel back with the outcome
     while True:
         try:
-            on_progress(messages.get_nowait())
-        except queue.Empty:
+            number, job = pipe.recv()
+        except EOFError:
             return
 
+        def tell(record: RoundRecord, number: int = number) -> None:
+            scored = worst_and_average(record)
+            if scored:
+                pipe.send(Progress(number, record.round, *scored))
 
-__all__ = ["Job", "Outcome", "Progress", "execute", "execute_all", "jobs", "outcome"]
+        try:
+            pipe.send(outcome(execute(job, tell, threads), folder))
+        except EquipoiseError as error:
+            pipe.send(Failure(job.method, job.seed, str(error)))
+        except Exception as error:  # the parent raises it
+            pipe.send(error)

@@ -78,11 +78,13 @@ def plan(task: Task, clients: Sequence[int], training: Training, *path: int | st
     per_epoch = -(-n // size)
     steps = per_epoch * training.epochs if training.steps is None else np.full_like(n, training.steps)
     epochs = int((-(-steps // per_epoch)).max())
-    if (size == n).all():  # full batches need no order
-        order = np.broadcast_to(np.arange(n.max()), (len(ids), epochs, n.max()))
-    else:
-        order = seeds.permutations(n, epochs, [seeds.key(*path, client) for client in clients])
-        order[size == n] = np.arange(n.max())
+    if (size == n).all():  # full batches need no order, and all steps are the same
+        entry = np.arange(n.max())
+        batch = np.where(entry < n[:, None], pool[np.minimum(starts[ids][:, None] + entry, len(pool) - 1)], -1)
+        shape = (len(ids), int(steps.max()))
+        return Plan(np.broadcast_to(batch[:, None], (*shape, n.max())), np.broadcast_to(n[:, None], shape), steps)
+    order = seeds.permutations(n, epochs, [seeds.key(*path, client) for client in clients])
+    order[size == n] = np.arange(n.max())
     # Step s of a client takes places [j, j + 1) * size of its epoch's order, j = s modulo its steps an epoch.
     s, slot = np.arange(steps.max()), np.arange(size.max())
     epoch, j = s // per_epoch[:, None], s % per_epoch[:, None]
@@ -137,8 +139,12 @@ def fit(
     seed: int,
     training: Training | None = None,
     purpose: str = "batches",
+    watch: Callable[[int, Sequence[int], Tensors, Tensors], bool] | None = None,
 ) -> Fitted:
-    """Train the clients from stacked `params` and `buffers` (which are left as they are)."""
+    """Train the clients from stacked `params` and `buffers` (which are left as they are).
+
+    `watch(step, clients, params, buffers)` sees the models after every step, and ends the training when it says so.
+    """
     training = training or task.training
     planned = plan(task, clients, training, seed, purpose, round)
     # Clients with the most steps first: those still at work are always the first ones of the stack.
@@ -168,6 +174,8 @@ def fit(
             groups.append(Group(rows, index, x, y, keep))
         for group, base in zip(groups, advance(step, working, groups), strict=True):
             loss_sums[:working][group.rows] += base * torch.from_numpy((group.batch >= 0).sum(1)).to(task.device)
+        if watch is not None and watch(step, ids, values, statistics):
+            break
 
     back = torch.from_numpy(np.argsort(order)).to(task.device)
     seen = torch.from_numpy(planned.sizes.sum(1)).to(task.device)

@@ -1,4 +1,4 @@
-"""Named things with parameters, as text: `moon(mu=5) + fedheal(tau=0.3)`, `resnet10(width=16)`.
+"""Named things with parameters, as text: `eagle(lam=0.1) + fedheal(tau=0.3)`, `mlp(hidden=(64,))`.
 
 The same grammar serves methods and models, on the command line and in TOML. Arguments are Python literals by keyword.
 """
@@ -66,7 +66,9 @@ def parse_calls(text: str) -> list[Call]:
     try:
         return _calls(ast.parse(text.strip(), mode="eval").body, text)
     except SyntaxError as error:
-        raise EquipoiseError(f"Cannot read `{text}`: {error.msg}. Write for example `moon(mu=5) + fedheal`.") from None
+        raise EquipoiseError(
+            f"Cannot read `{text}`: {error.msg}. Write for example `eagle(lam=0.1) + fedheal`."
+        ) from None
 
 
 def _calls(node: ast.expr, text: str) -> list[Call]:
@@ -76,10 +78,13 @@ def _calls(node: ast.expr, text: str) -> list[Call]:
         case ast.Name(id=name):
             return [Call(name)]
         case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords):
+            names = [keyword.arg for keyword in keywords]
+            if len(set(names)) < len(names):
+                raise EquipoiseError(f"A parameter stands twice in `{text}`.")
             return [Call(name, tuple((_argument_name(k, text), _literal(k.value, name, text)) for k in keywords))]
         case ast.Call(func=ast.Name(id=name)):
             raise EquipoiseError(f"Arguments go by keyword, as in `{name}(parameter=value)`. Found `{text}`.")
-    raise EquipoiseError(f"Cannot read `{text}`. Write names joined by `+`, for example `moon(mu=5) + fedheal`.")
+    raise EquipoiseError(f"Cannot read `{text}`. Write names joined by `+`, for example `eagle(lam=0.1) + fedheal`.")
 
 
 def _argument_name(keyword: ast.keyword, text: str) -> str:

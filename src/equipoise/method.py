@@ -25,7 +25,9 @@ ROLES = ("wrap", "terms", "reports", "shape", "weigh", "merge", "step", "share")
 # Where to find what a part may need, for the message of an impossible combination.
 SOURCES = {
     "mask": "a consistency mask: add `fedheal`, whose masks it belongs to",
-    "own optimum": "the start-up phase that estimates each client's own optimal loss: add `eagle`",
+    "non-negative weights": "weights that cannot be negative: combine it with another weighting",
+    "shared weight": "a weight from the server: add `eagle`, whose `share` sends it",
+    "decoupled features": "F2DC's modules: add `f2dc_modules`",
 }
 
 
@@ -60,7 +62,8 @@ class Method:
             for need in part.needs:
                 if need not in given and need not in FROM_OUTSIDE:
                     source = SOURCES.get(need, f"the report `{need}`: add a part that gives it to `reports`")
-                    raise EquipoiseError(f"`{part.key}` ({part.role}) needs {source}. No part of `{self}` gives it.")
+                    whole = " + ".join(map(str, self.calls)) or "the method"
+                    raise EquipoiseError(f"`{part.key}` ({part.role}) needs {source}. No part of `{whole}` gives it.")
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -117,7 +120,9 @@ class Method:
         return _rebuilt(tuple(_with_defaults_for(call, dataset) for call in self.calls))
 
     def describe(self) -> dict[str, dict[str, Value]]:
-        """Every parameter of every call, given or default: what a manifest keeps."""
+        """Every parameter of every call, given or default: what a manifest keeps. Nothing for a method changed by hand."""
+        if not self.calls or _rebuilt(self.calls) != self:
+            return {}
         return {call.name: METHODS[call.name].check(dict(_complete(call).arguments)) for call in self.calls}
 
 
@@ -181,6 +186,9 @@ def register(
             given = dict(zip(entry.parameters, args, strict=False)) | kwargs
             if len(args) > len(entry.parameters):
                 raise EquipoiseError(f"`{name}` takes {len(entry.parameters)} parameters. Found {len(args)}.")
+            if len(given) < len(args) + len(kwargs):
+                twice = next(parameter for parameter in kwargs if parameter in list(entry.parameters)[: len(args)])
+                raise EquipoiseError(f"`{name}` was given `{twice}` twice: by position and by name.")
             return _build(Call(name, tuple(given.items())))
 
         return build
@@ -217,4 +225,6 @@ def parse(text: str) -> Method:
     Traceback (most recent call last):
     equipoise.types.EquipoiseError: Unknown method `fedheel`. Did you mean `fedheal`? `equipoise methods` lists them all.
     """
+    if not isinstance(text, str):
+        raise EquipoiseError(f"A method is read from text such as 'fedheal(tau=0.3)'. Found {text!r}.")
     return _rebuilt(tuple(parse_calls(text)))

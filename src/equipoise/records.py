@@ -1,4 +1,5 @@
-"""What a run leaves behind: `manifest.json` says what was done, `records.parquet` what was measured.
+"""What a run leaves behind: `manifest.json` says what was done, `records.parquet` what was measured, `weights.parquet` which
+weight each client got and where it came from.
 
 Nothing is averaged before it is stored: one row a round, client, split and metric.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import platform
 import re
 from collections.abc import Mapping
@@ -30,6 +32,17 @@ RECORDS = pa.schema(
         ("metric", pa.string()),
         ("value", pa.float64()),
         ("samples", pa.int32()),
+    ]
+)
+
+
+WEIGHTS = pa.schema(
+    [
+        ("round", pa.int32()),
+        ("client", pa.string()),
+        ("weight", pa.float64()),  # the factor on the client's shaped update
+        ("figure", pa.string()),  # what the weight came from: `loss`, `distance`, `w_moo` ...
+        ("value", pa.float64()),
     ]
 )
 
@@ -79,10 +92,25 @@ def save(run: Run, folder: Path) -> Path:
         place.mkdir(parents=True, exist_ok=True)
         rows = [{"round": record.round, **asdict(score)} for record in run.rounds for score in record.scores]
         pq.write_table(pa.Table.from_pylist(rows, schema=RECORDS), place / "records.parquet")
+        pq.write_table(pa.Table.from_pylist(_weights(run), schema=WEIGHTS), place / "weights.parquet")
         (place / "manifest.json").write_text(json.dumps(manifest(run), indent=2, default=_plain) + "\n")
     except OSError as error:
         raise EquipoiseError(f"Cannot write the run to `{place}`: {error.strerror}. Choose another --out.") from None
     return place
+
+
+def _weights(run: Run) -> list[dict[str, object]]:
+    """One row a round, client and figure; a figure that all clients share (`n_eff`) stands with each of them."""
+    names = [client.name for client in run.task.federation.clients]
+    rows: list[dict[str, object]] = []
+    for record in run.rounds:
+        figures = record.figures or {"": (math.nan,)}
+        for i, client in enumerate(record.clients):
+            for figure, values in figures.items():
+                value = values[i] if len(values) > 1 or len(record.clients) == 1 else values[0]
+                row = {"round": record.round, "client": names[client], "weight": record.weights[i]}
+                rows.append({**row, "figure": figure, "value": value})
+    return rows
 
 
 def _plain(value: object) -> object:

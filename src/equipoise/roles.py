@@ -25,9 +25,11 @@ from equipoise.types import (
     Weighed,
 )
 
-Mark = Literal["shared", "private", "personal"]
+Mark = Literal["shared", "private"]
 Phase = Literal["start", "probe", "train"]
-Scored = Literal["own", "mean", "domain"]  # the client's own; their mean over all clients; over the clients of a domain
+# How private tensors are filled when a model is scored: with the client's own, with their mean over all clients or over those
+# of the domain; or they play no part.
+Scored = Literal["own", "mean", "domain", "unused"]
 
 
 class Part:
@@ -57,10 +59,11 @@ class Beginning(NamedTuple):
     """What a client part may use in the phase `start`, for several clients at once."""
 
     clients: Sequence[int]
-    received: Received  # the model as first received (its private tensors too), the same for all
-    train: Callable[[Tensors, Tensors, Sequence[int], int], tuple[Tensors, Tensors]]
-    # (params [m, ...], buffers [m, ...], positions in `clients`, epoch) -> the same after one plain epoch
-    losses: Callable[[Tensors, Tensors, Sequence[int], str], Tensor]  # (..., "train" or "validation") -> mean loss [m]
+    first: Tensors  # the parameters that a run begins with, the same for all
+    first_buffers: Tensors
+    alone: Callable[[int, Sequence[str], Callable[[Tensor], bool]], dict[str, Tensor]]
+    # (epochs, splits, stop) -> each client's loss on each split after every epoch of training alone from `first`, with one
+    # optimiser, [m, epochs]; NaN once `stop(curve of the training loss)` has said so
 
 
 class ClientPart(Part):
@@ -76,8 +79,8 @@ class Wrap(Part):
 
     @property
     def scores(self) -> Scored:
-        """How private tensors are filled when a model is evaluated."""
-        return "own"
+        """How this wrap's private tensors are filled when a model is scored."""
+        return "unused"
 
     def __call__(self, model: nn.Module, classes: int, example: Tensor) -> nn.Module:
         return model
@@ -118,6 +121,7 @@ class Report(ClientPart):
 
     role = "reports"
     stacks: ClassVar[bool] = True  # False: cannot be vectorised over clients, and is called for one at a time
+    evaluates: ClassVar[bool] = True  # whether it runs a model
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -147,6 +151,11 @@ class Weigh(Part):
     role = "weigh"
     rank: ClassVar[int] = 2  # 0: the default, 1: a host's plain choice, 2: explicit. In a sum the higher rank wins.
     simplex: ClassVar[bool] = True  # the weights are non-negative and sum to one
+    positive: ClassVar[bool] = True  # the weights are non-negative
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return ("non-negative weights",) if self.positive else ()
 
     def __call__(self, round: Round, state: State) -> Weighed:
         raise NotImplementedError
@@ -185,8 +194,8 @@ class Share(Part):
     def phases(self) -> tuple[Phase, ...]:
         return ("train",)
 
-    def begin(self, num_clients: int) -> Shared:
-        """What goes down in the first round."""
+    def begin(self, cohort: int) -> Shared:
+        """What goes down in the first round, to this many clients."""
         return {}
 
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:

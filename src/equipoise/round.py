@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import operator
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -11,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise.fitting import Fitted, Start, fit, for_each, pick
+from equipoise.fitting import Fitted, Start, fit, for_each, pick, tree_map
 from equipoise.grammar import did_you_mean
-from equipoise.method import Method
+from equipoise.method import Method, parse
 from equipoise.roles import Beginning, ClientPart, Part, Phase, Report
 from equipoise.task import Task, stacked
 from equipoise.types import (
@@ -24,7 +25,6 @@ from equipoise.types import (
     Layout,
     Memory,
     PerClient,
-    Received,
     Replies,
     Reports,
     Round,
@@ -73,31 +73,41 @@ def client_round(
     reports, kept = _conclude(method, task, clients, start, fitted, broadcast, seed, phase)
     if phase == "probe":
         return Replies(tuple(clients), reports), dict(states)
-    updates = task.layout.join(fitted.params, lead=1).sub_(broadcast.theta)
+    updates = task.layout.join(fitted.params, lead=1).sub_(broadcast.theta.to(task.device))
     travelling = {name: fitted.buffers[name] for name, policy in task.policies.items() if policy == "average"}
-    return Replies(tuple(clients), reports, updates, travelling), kept
+    return Replies(tuple(clients), reports, *_to_server((updates, travelling))), kept
+
+
+def _to_server(tree: Any) -> Any:
+    """What leaves a client leaves its device."""
+    return tree_map(lambda tensor: tensor.cpu(), tree)
 
 
 def _start_of(task: Task, clients: Sequence[int], broadcast: Broadcast, states: Mapping[int, ClientState]) -> Start:
     mine = [states.get(c, {}) for c in clients]
 
+    def here(tensors: Tensors) -> Tensors:
+        return {name: value.to(task.device) for name, value in tensors.items()}
+
     def stack_of(key: str, initial: Tensors) -> Tensors:
-        each = [{**initial, **state.get(key, {})} for state in mine]
+        each = [{**initial, **here(state.get(key, {}))} for state in mine]
         return {name: torch.stack([one[name] for one in each]) for name in initial}
 
-    local = {name: broadcast.buffers[name] for name, policy in task.policies.items() if policy == "local"}
+    received = here(broadcast.buffers)
+    local = {name: received[name] for name, policy in task.policies.items() if policy == "local"}
     parts = [key for key in (mine[0] if mine else {}) if key not in (PRIVATE, BUFFERS)]
     return Start(
-        params=task.layout.split(broadcast.theta),
-        buffers={name: value for name, value in broadcast.buffers.items() if name not in local},
-        shared={name: value for name, value in broadcast.shared.items() if isinstance(value, Tensor)},
+        params=task.layout.split(broadcast.theta.to(task.device)),
+        buffers={name: value for name, value in received.items() if name not in local},
+        shared=here({name: value for name, value in broadcast.shared.items() if isinstance(value, Tensor)}),
         own_params=stack_of(
             PRIVATE, {name: task.initial_params[name] for name in task.initial_params if name in task.private}
         ),
         own_buffers=stack_of(BUFFERS, local),
-        own={name: value.take(clients) for name, value in broadcast.shared.items() if isinstance(value, PerClient)},
+        own=here({n: value.take(clients) for n, value in broadcast.shared.items() if isinstance(value, PerClient)}),
         states={
-            key: {name: torch.stack([state[key][name] for state in mine]) for name in mine[0][key]} for key in parts
+            key: here({name: torch.stack([state[key][name] for state in mine]) for name in mine[0][key]})
+            for key in parts
         },
     )
 
@@ -126,6 +136,9 @@ def _conclude(
 ) -> tuple[Reports, dict[int, ClientState]]:
     """Reports and next states, from the trained models."""
     asked = [report for report in method.reports if phase in report.phases]
+    # Evaluation that mixes the samples of a batch must see no padding: then every client is evaluated by itself.
+    stacking = [report for report in asked if report.stacks and not (report.evaluates and task.evaluates_in_batches)]
+    alone = [report for report in asked if report not in stacking]
     trains = phase == "train"
 
     def view(
@@ -150,7 +163,7 @@ def _conclude(
 
     def together(*args: Any) -> tuple[Reports, ClientState]:
         trained = view(*args)
-        return results([r for r in asked if r.stacks], trained), trained.next_states
+        return results(stacking, trained), trained.next_states
 
     def apart(reports: Sequence[Report]) -> list[Reports]:
         found = []
@@ -163,7 +176,6 @@ def _conclude(
     model = tuple(fitted)
     train, validation = _samples(task, clients, "train"), _samples(task, clients, "validation")
     values, states = for_each(together, len(clients))(model, start.per_client, train, validation)
-    alone = [r for r in asked if not r.stacks or task.evaluates_in_batches]
     if alone:
         each = apart(alone)
         values |= {name: torch.stack([one[name] for one in each]) for name in each[0]}
@@ -174,39 +186,18 @@ def _conclude(
             kept[client][PRIVATE] = {name: fitted.params[name][i] for name in sorted(task.private)}
         if start.own_buffers:
             kept[client][BUFFERS] = {name: fitted.buffers[name][i] for name in start.own_buffers}
-    return values, kept
+    return _to_server(values), _to_server(kept)
 
 
 def _start(
     method: Method, task: Task, clients: Sequence[int], broadcast: Broadcast, seed: int
 ) -> dict[int, ClientState]:
     """The states of clients that take part for the first time."""
-    start = _start_of(task, clients, broadcast, {})
-    once = replace(task.training, epochs=1, steps=None)
 
-    def restricted(positions: Sequence[int]) -> tuple[list[int], Start]:
-        ids = [clients[i] for i in positions]
-        return ids, _start_of(task, ids, broadcast, {})
+    def alone(epochs: int, splits: Sequence[str], stop: Callable[[Tensor], bool]) -> dict[str, Tensor]:
+        return _curves_alone(task, clients, broadcast, seed, epochs, splits, stop)
 
-    def train(params: Tensors, buffers: Tensors, positions: Sequence[int], epoch: int) -> tuple[Tensors, Tensors]:
-        ids, begin = restricted(positions)
-        fitted = fit(
-            task, (), ids, begin, params=params, buffers=buffers, round=epoch, rounds=1, seed=seed, training=once,
-            purpose="own optimum",
-        )  # fmt: skip
-        return fitted.params, fitted.buffers
-
-    @torch.no_grad()
-    def losses(params: Tensors, buffers: Tensors, positions: Sequence[int], split: str) -> Tensor:
-        found = []
-        for place, i in enumerate(positions):
-            index = getattr(task.federation.clients[clients[i]], split).to(task.device)
-            found.append(task.scores(pick(params, place), pick(buffers, place), index)["loss"].mean())
-        return torch.stack(found)
-
-    private = {name: task.initial_params[name] for name in task.private}
-    received = Received({**start.params, **private}, dict(broadcast.buffers), start.shared, {})
-    beginning = Beginning(clients, received, train, losses)
+    beginning = Beginning(clients, task.initial_params, task.initial_buffers, alone)
     states: dict[int, ClientState] = {c: {} for c in clients}
     for part in (*method.terms, *method.reports):
         if type(part).start is not ClientPart.start:
@@ -214,6 +205,49 @@ def _start(
                 if state:
                     states[client][part.key] = state
     return states
+
+
+def _curves_alone(
+    task: Task,
+    clients: Sequence[int],
+    broadcast: Broadcast,
+    seed: int,
+    epochs: int,
+    splits: Sequence[str],
+    stop: Callable[[Tensor], bool],
+) -> dict[str, Tensor]:
+    """What each client reaches alone: its losses after every epoch, until its training loss says that it may stop.
+
+    All start from the run's first model, also a client that joins late, so that their optima can be compared. Clients are
+    trained together until the last of them has stopped.
+    """
+    m = len(clients)
+    training = replace(task.training, epochs=epochs, steps=None)
+    held = [{split: getattr(task.federation.clients[c], split).to(task.device) for split in splits} for c in clients]
+    sizes = [len(samples["train"]) for samples in held]
+    steps = [-(-n // min(training.batch or n, n)) for n in sizes]  # an epoch
+    curves = {split: torch.full((m, epochs), torch.nan) for split in splits}
+    stopped = [False] * m
+
+    @torch.no_grad()
+    def watch(step: int, ids: Sequence[int], params: Tensors, buffers: Tensors) -> bool:
+        for place, client in enumerate(ids):
+            i = clients.index(client)
+            epoch, rest = divmod(step + 1, steps[i])
+            if stopped[i] or rest or epoch > epochs:
+                continue
+            for split, index in held[i].items():
+                scores = task.scores(pick(params, place), pick(buffers, place), index)
+                curves[split][i, epoch - 1] = scores["loss"].mean()
+            stopped[i] = epoch == epochs or stop(curves["train"][i, :epoch])
+        return all(stopped)
+
+    fit(
+        task, (), clients, _start_of(task, clients, broadcast, {}), params=stacked(task.initial_params, m),
+        buffers=stacked(task.initial_buffers, m), round=0, rounds=1, seed=seed, training=training, purpose="alone",
+        watch=watch,
+    )  # fmt: skip
+    return curves
 
 
 # --------------------------------------------------------------------------- the server's half
@@ -238,16 +272,16 @@ class Aggregated:
 
 
 def aggregate(
-    method: Method,
+    method: Method | str,
     theta: Tensor,
     updates: Tensor,
     *,
     clients: Sequence[int],
-    reports: Mapping[str, Tensor],
+    reports: Mapping[str, Tensor | Sequence[float]],
     server: Memory | None = None,
     num_clients: int | None = None,
     rounds: int | None = None,
-    layout: Layout | Mapping[str, Sequence[int]] | None = None,
+    layout: Layout | Mapping[str, Sequence[int]] | Sequence[tuple[str, Sequence[int]]] | None = None,
     num_classes: int | None = None,
     num_domains: int | None = None,
     total_samples: int | None = None,
@@ -271,18 +305,32 @@ def aggregate(
     >>> result.theta, result.weights
     (tensor([0.2500, 1.5000]), tensor([0.2500, 0.7500]))
     """
-    if layout is not None and not isinstance(layout, Layout):
-        layout = Layout.of(layout)
+    method = parse(method) if isinstance(method, str) else method
+    ids = _checked_ids(clients)
+    values = {name: torch.as_tensor(value) for name, value in reports.items()}
+    for name, value in values.items():
+        if not bool(torch.isfinite(value).all()):
+            raise EquipoiseError(f"Report `{name}` must be finite. Found {value[~torch.isfinite(value)][0].item()}.")
+    if layout is None:
+        layout = Layout(("theta",), ((theta.shape[0],),))
     known = Setting(
-        rounds,
-        num_clients,
-        num_classes,
-        num_domains,
-        total_samples,
-        None,
-        layout or Layout(("theta",), ((theta.shape[0],),)),
+        rounds=rounds,
+        num_clients=num_clients,
+        num_classes=num_classes,
+        num_domains=num_domains,
+        total_samples=total_samples,
+        layout=layout if isinstance(layout, Layout) else Layout.of(dict(layout)),
     )
-    return _aggregate(method, theta, updates, tuple(int(c) for c in clients), dict(reports), server or Memory(), known)
+    if any(step.keeps_updates for step in method.step):
+        updates = updates.clone()  # what the server remembers must not change with the caller's tensors
+    return _aggregate(method, theta, updates, ids, values, server or Memory(), known, ("probe", "train"))
+
+
+def _checked_ids(clients: Sequence[int]) -> tuple[int, ...]:
+    try:
+        return tuple(operator.index(c) for c in clients)
+    except TypeError:
+        raise EquipoiseError(f"Clients are known by whole numbers. Found clients={list(clients)!r}.") from None
 
 
 def _aggregate(
@@ -293,9 +341,10 @@ def _aggregate(
     reports: Reports,
     memory: Memory,
     setting: Setting,
+    phases: tuple[Phase, ...] = ("train",),
 ) -> Aggregated:
     _check_inputs(theta, updates, clients, reports, setting)
-    round = Round(theta, Updates(updates), clients, reports, memory.round, setting)
+    round = Round(theta, updates, Updates(updates), clients, reports, memory.round, setting)
     parts = dict(memory.parts)
 
     def state_of(part: Part) -> Any:
@@ -318,11 +367,19 @@ def _aggregate(
     direction = direction.to(theta.dtype)
     # Without steps nobody else holds the direction, and its memory can become the next model's.
     after = theta + direction if method.step else direction.add_(theta)
-    sent, parts = _share(method, round, after, parts, "train")
+    sent, parts = _share(method, round, after, parts, phases)
+    weights = weighed.weights
+    if merged.tensor_weights is not None:  # weights per tensor: their mean by size
+        sizes = (
+            torch.tensor([s.stop - s.start for s in setting.layout.slices], dtype=torch.float64)
+            if setting.layout
+            else 1.0
+        )
+        weights = (merged.tensor_weights.double() * sizes).sum(1) / theta.shape[0]
     return Aggregated(
         theta=after,
         before=theta,
-        weights=weighed.weights.to(theta.dtype),
+        weights=weights.to(theta.dtype),
         broadcast=sent,
         server=Memory(
             memory.round + 1, {key: state for key, state in parts.items() if state}, {**memory.shared, **sent}
@@ -335,11 +392,11 @@ def _aggregate(
 
 
 def _share(
-    method: Method, round: Round, theta: Tensor, parts: dict[str, Any], phase: Phase
+    method: Method, round: Round, theta: Tensor, parts: dict[str, Any], phases: tuple[Phase, ...]
 ) -> tuple[Shared, dict[str, Any]]:
     sent: Shared = {}
     for share in method.share:
-        if phase in share.phases:
+        if set(phases) & set(share.phases):
             _check_needs(share, round.reports)
             result = share(round, theta, parts.get(share.key, {}))
             sent |= result.shared
@@ -347,12 +404,12 @@ def _share(
     return sent, parts
 
 
-def begin(method: Method, task: Task) -> Server:
-    """The server before the first round, with what goes down in it."""
+def begin(method: Method, task: Task, cohort: int | None = None) -> Server:
+    """The server before the first round, with what goes down in it; `cohort` clients take part, by default all."""
     server = task.server()
     shared: Shared = {}
     for share in method.share:
-        shared |= share.begin(len(task.federation))
+        shared |= share.begin(cohort or len(task.federation))
     return replace(server, memory=Memory(shared=shared))
 
 
@@ -363,9 +420,9 @@ def broadcast_of(server: Server, rounds: int) -> Broadcast:
 
 def server_probe(method: Method, server: Server, replies: Replies, setting: Setting) -> Server:
     """After a probe: `share` alone."""
-    empty = Updates(server.theta.new_zeros(len(replies.clients), 0))
-    round = Round(server.theta, empty, replies.clients, replies.reports, server.memory.round, setting)
-    sent, parts = _share(method, round, server.theta, dict(server.memory.parts), "probe")
+    none = server.theta.new_zeros(len(replies.clients), 0)
+    round = Round(server.theta, none, Updates(none), replies.clients, replies.reports, server.memory.round, setting)
+    sent, parts = _share(method, round, server.theta, dict(server.memory.parts), ("probe",))
     return replace(server, memory=replace(server.memory, parts=parts, shared={**server.memory.shared, **sent}))
 
 
@@ -420,11 +477,16 @@ def _check_inputs(theta: Tensor, updates: Tensor, clients: tuple[int, ...], repo
         raise EquipoiseError(f"`layout` describes {setting.layout.size} values, theta has {theta.shape[0]}.")
     for name, value in reports.items():
         if name not in REPORTS:
-            known = ", ".join(REPORTS)
-            raise EquipoiseError(f"Unknown report `{name}`.{did_you_mean(name, REPORTS)} Reports are: {known}.")
-        if value.dim() == 0 or value.shape[0] != m:
-            shape = REPORTS[name].shape.replace("m", str(m))
-            raise EquipoiseError(f"Report `{name}` must be {shape}. Found {list(value.shape)}.")
+            raise EquipoiseError(
+                f"Unknown report `{name}`.{did_you_mean(name, REPORTS)} Reports: {', '.join(REPORTS)}."
+            )
+        known = {"m": m, "G": setting.layout.parameter_size if setting.layout else None, "C": setting.num_classes}
+        axes = REPORTS[name].shape.strip("[]").split(", ")
+        if value.dim() != len(axes) or any(
+            known.get(axis) not in (None, size) for axis, size in zip(axes, value.shape, strict=True)
+        ):
+            wanted = ", ".join(str(known.get(axis) or axis) for axis in axes)
+            raise EquipoiseError(f"Report `{name}` must be [{wanted}]. Found {list(value.shape)}.")
 
 
 def _check_needs(part: Part, reports: Reports) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -72,6 +73,10 @@ class Run:
 
     def figures(self, by: str = "client") -> Figures:
         """AVG, STD, MIN and their kin of the final test accuracy, over clients or over domains."""
+        if by not in ("client", "domain"):
+            raise EquipoiseError(
+                f"Figures are over each client or each domain. Found by={by!r}: say 'client' or 'domain'."
+            )
         values = self.values() if by == "client" else self.by_domain()
         return figures(list(values.values()))
 
@@ -113,10 +118,11 @@ def run(
     at_hand = threads or cores()
     name = choose(runner, chosen, task, count, total, at_hand)
     setting = task.setting(total, seed)
-    server = begin(chosen, task)
+    server = begin(chosen, task, count)
     states: dict[int, ClientState] = {}
     records: list[RoundRecord] = []
     said: dict[str, str] = {}
+    overruled = _overruled(chosen, training)
     began = time.perf_counter()
     with opened(name, chosen, task, count, at_hand) as compute:
         for r in range(total):
@@ -124,20 +130,36 @@ def run(
             clients = seeds.participants(task.federation.available(r), count, seed, r)
             server, states, result = one_round(chosen, task, compute, server, states, clients, setting, seed)
             _check_finite(server, chosen, r)
-            for text in result.warnings:
-                if said.setdefault(text.split(":")[0], text) is text:
+            for text in (*overruled, *result.warnings):
+                kind = text.split(":")[0]
+                if kind not in said:  # each kind of warning once
+                    said[kind] = text
                     warnings.warn(text, EquipoiseWarning, stacklevel=2)
             due = r == total - 1 or (r + 1) % eval_every == 0
             scores = evaluate(chosen, task, server, states, data) if due else []
+            if any(score.metric == "loss" and not math.isfinite(score.value) for score in scores):
+                raise _diverged(chosen, r)
             records.append(_record(r + 1, tuple(clients), result, scores, time.perf_counter() - clock))
             if on_round:
                 on_round(records[-1])
     seconds = time.perf_counter() - began
     settings = {"rounds": total, "participation": part, "buffers": buffers, "device": device, "eval_every": eval_every}
     return Run(
-        chosen, data, task, server, states, tuple(records), seed, part, name, scored_model(chosen, task),
-        tuple(said.values()), seconds, settings, _model_name(model, data),
-    )  # fmt: skip
+        method=chosen,
+        federation=data,
+        task=task,
+        server=server,
+        states=states,
+        rounds=tuple(records),
+        seed=seed,
+        participation=part,
+        runner=name,
+        scored=scored_model(chosen, task),
+        warnings=tuple(said.values()),
+        seconds=seconds,
+        settings=settings,
+        model=_model_name(model, data),
+    )
 
 
 def one_round(
@@ -178,9 +200,21 @@ def _model_name(model: ModelSource | None, data: Federation) -> str:
 
 def _check_finite(server: Server, method: Method, r: int) -> None:
     if not bool(torch.isfinite(server.theta).all()):
-        raise EquipoiseError(
-            f"The model of `{method}` is not finite after round {r + 1}: the run diverged. Try a smaller learning rate."
-        )
+        raise _diverged(method, r)
+
+
+def _diverged(method: Method, r: int) -> EquipoiseError:
+    return EquipoiseError(
+        f"The model of `{method}` is not finite after round {r + 1}: the run diverged. Try a smaller learning rate."
+    )
+
+
+def _overruled(method: Method, training: Training | None) -> tuple[str, ...]:
+    """What the user asked of the local optimiser, and the method does otherwise."""
+    if training is None:
+        return ()
+    changed = [f"{name}={value!r}" for name, value in method.training if getattr(training, name) != value]
+    return (f"{method}: trains with {', '.join(changed)}, whatever the run says.",) if changed else ()
 
 
 def check_options(rounds: int, participation: float, eval_every: int, device: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cached_property
@@ -25,7 +25,7 @@ from equipoise.roles import Wrap
 from equipoise.training import Training
 from equipoise.types import EquipoiseError, Factored, Layout, Outputs, Samples, Server, Setting, Tensors
 
-Mode = Literal["train", "single", "eval"]
+Mode = Literal["train", "single", "eval", "eval single"]
 BufferPolicy = Literal["average", "local", "drop"]
 ModelSource = str | nn.Module | Callable[[], nn.Module]
 EVALUATION_BATCH = 1024
@@ -40,6 +40,7 @@ class Task:
     modules: Mapping[Mode, nn.Module]  # one structure a mode, all with the same tensors
     layout: Layout  # of the shared parameters
     private: frozenset[str]  # parameters that stay with the client
+    private_buffers: frozenset[str]
     policies: Mapping[str, BufferPolicy]  # of every buffer
     noise: Mapping[str, tuple[int, ...]]  # where the model takes noise, and its shape for one sample
     noise_in_evaluation: frozenset[str]
@@ -72,31 +73,31 @@ class Task:
         _check_outputs(network, example, classes)
         marks = {name: mark for wrap in method.wrap for name, mark in wrap.marks(network).items()}
         noise = _noise_shapes(network, example)
-        params = {name: value.detach().clone() for name, value in network.named_parameters()}
+        # A frozen parameter is a constant of the model: neither trained nor sent.
+        params = {name: value.detach().clone() for name, value in network.named_parameters() if value.requires_grad}
         values = {name: b.detach().clone() for name, b in network.named_buffers() if name not in noise}
         private = frozenset(name for name in params if marks.get(name, "shared") == "private")
         policies = {n: "local" if marks.get(n) == "private" else _policy(n, buffers) for n in values}
         settings = (training or federation.protocol.training).demanded(method.training)
+        settings.check_with(params)
         place = torch.device(device)
+        if place.type != "cpu":
+            federation = replace(federation, x=federation.x.to(place), y=federation.y.to(place))
+        places = {f"{name}.draws": module for name, module in network.named_modules() if isinstance(module, Noise)}
         return cls(
-            federation
-            if place.type == "cpu"
-            else replace(federation, x=federation.x.to(place), y=federation.y.to(place)),
-            settings,
-            _modes(network.to(place), policies),
-            Layout.of({name: value for name, value in params.items() if name not in private}),
-            private,
-            policies,
-            noise,
-            frozenset(
-                f"{n}.draws"
-                for n, module in network.named_modules()
-                if isinstance(module, Noise) and module.in_evaluation
-            ),
-            {name: value.to(place) for name, value in params.items()},
-            {name: value.to(place) for name, value in values.items()},
-            any(isinstance(module, _BatchNorm) for module in network.modules()),
-            place,
+            federation=federation,
+            training=settings,
+            modules=_modes(network.to(place), policies),
+            layout=Layout.of({name: value for name, value in params.items() if name not in private}),
+            private=private,
+            private_buffers=frozenset(name for name in values if marks.get(name) == "private"),
+            policies=policies,
+            noise=noise,
+            noise_in_evaluation=frozenset(name for name, module in places.items() if module.in_evaluation),
+            initial_params={name: value.to(place) for name, value in params.items()},
+            initial_buffers={name: value.to(place) for name, value in values.items()},
+            batch_statistics=any(isinstance(module, _BatchNorm) for module in network.modules()),
+            device=place,
         )
 
     # ------------------------------------------------------------------ facts
@@ -133,8 +134,9 @@ class Task:
         )
 
     def server(self) -> Server:
-        """The server before the first round."""
-        return Server(self.layout.join(self.initial_params), dict(self.initial_buffers))
+        """The server before the first round. It works on the CPU, wherever the clients train."""
+        buffers = {name: value.cpu() for name, value in self.initial_buffers.items()}
+        return Server(self.layout.join(self.initial_params).cpu(), buffers)
 
     # ------------------------------------------------------------------ the model as a function
     def forward(
@@ -152,7 +154,8 @@ class Task:
             name: seeds.uniform((x.shape[0], *self.noise[name]), "evaluation", name).to(x.device)
             for name in self.noise_in_evaluation
         }
-        return self.forward(params, buffers, x, "eval", noise)[0]
+        mode: Mode = "eval single" if self.evaluates_in_batches and x.shape[0] == 1 else "eval"
+        return self.forward(params, buffers, x, mode, noise)[0]
 
     # ------------------------------------------------------------------ data
     def chunks(self, samples: Samples) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
@@ -177,7 +180,7 @@ class Task:
             for name, logits in views.items():
                 found.setdefault(name, []).append((logits.argmax(1) == y).float())
             found.setdefault("loss", []).append(F.cross_entropy(out.logits, y, reduction="none"))
-        return {name: torch.cat(values) for name, values in found.items()}
+        return {name: torch.cat(values).cpu() for name, values in found.items()}
 
 
 def _built(model: ModelSource, federation: Federation, seed: int) -> nn.Module:
@@ -210,14 +213,16 @@ def _check_outputs(network: nn.Module, example: Tensor, classes: int) -> None:
 
 def _noise_shapes(network: nn.Module, example: Tensor) -> dict[str, tuple[int, ...]]:
     """Run the model once, so that its places of noise learn their shapes."""
-    places = {name: module for name, module in network.named_modules() if isinstance(module, Noise)}
-    if places:
-        trial = copy.deepcopy(network).train()
-        with torch.no_grad():
-            trial(example)
-        found = {name: module.shape for name, module in trial.named_modules() if isinstance(module, Noise)}
-        return {f"{name}.draws" if name else "draws": found[name] for name in places}
-    return {}
+    trial = copy.deepcopy(network).train()
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        before = torch.random.get_rng_state()
+        trial(example)
+        if not torch.equal(before, torch.random.get_rng_state()):
+            raise EquipoiseError(
+                f"Model `{type(network).__name__}` draws random numbers of its own (F.dropout?), so that its runs could not be "
+                "repeated. Use nn.Dropout modules, or equipoise.models.Noise."
+            )
+    return {f"{name}.draws": module.shape for name, module in trial.named_modules() if isinstance(module, Noise)}
 
 
 def _policy(name: str, buffers: BufferPolicy | Mapping[str, BufferPolicy]) -> BufferPolicy:
@@ -234,26 +239,22 @@ def _policy(name: str, buffers: BufferPolicy | Mapping[str, BufferPolicy]) -> Bu
 
 
 def _modes(network: nn.Module, policies: Mapping[str, BufferPolicy]) -> dict[Mode, nn.Module]:
-    """The same tensors in three structures: training, training on a single sample, evaluation."""
+    """The same tensors in several structures: a single sample has no batch statistics, and uses the running ones."""
     tensors = {id(t): t for t in (*network.parameters(), *network.buffers())}
-    train, single, evaluation = (copy.deepcopy(network, dict(tensors)) for _ in range(3))
+    train, single, evaluation, single_evaluation = (copy.deepcopy(network, dict(tensors)) for _ in range(4))
     train.train()
     single.train()
     evaluation.eval()
+    single_evaluation.eval()
     for module in single.modules():
         if isinstance(module, _BatchNorm):
-            module.eval()  # one sample has no statistics: use the running ones
+            module.eval()
     for name, module in evaluation.named_modules():
         if isinstance(module, _BatchNorm) and policies.get(f"{name}.running_mean".lstrip(".")) == "drop":
             module.train()  # no running statistics: use those of the batch
-    return {"train": train, "single": single, "eval": evaluation}
+    return {"train": train, "single": single, "eval": evaluation, "eval single": single_evaluation}
 
 
 def stacked(tensors: Tensors, count: int) -> Tensors:
     """The same tensors for each of `count` clients, without copying them."""
     return {name: value.expand(count, *value.shape) for name, value in tensors.items()}
-
-
-def together(each: Sequence[Tensors]) -> Tensors:
-    """Tensors of several clients with a leading client axis."""
-    return {name: torch.stack([one[name] for one in each]) for name in each[0]} if each else {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,6 +63,13 @@ class Training:
     def stacks(self) -> bool:
         """Whether the optimiser can run on the stacked tensors of many clients."""
         return self.optimizer in ELEMENTWISE
+
+    def check_with(self, params: Mapping[str, Tensor]) -> None:
+        """Refuse an optimiser that cannot train these parameters (Muon wants matrices only)."""
+        try:
+            self.optimiser([value.detach().requires_grad_() for value in params.values()] or [torch.zeros(1)])
+        except (ValueError, TypeError) as error:
+            raise EquipoiseError(f"{self.optimizer} cannot train this model: {error}") from None
 
     def optimiser(self, tensors: Iterable[Tensor]) -> torch.optim.Optimizer:
         """A fresh optimiser of these settings."""

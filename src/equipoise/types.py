@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from equipoise.updates import Updates
 
 Tensors = dict[str, Tensor]  # named tensors: parameters or buffers, as in a state dict
-Known = TypeVar("Known")
 
 
 class EquipoiseError(ValueError):
@@ -297,7 +296,8 @@ class Round(NamedTuple):
     """What every server part receives."""
 
     theta: Tensor  # [G], the model that the clients received
-    updates: Updates  # [m, G], local minus global, as the `shape` parts before left them
+    reported: Tensor  # [m, G], local minus global, as it came
+    updates: Updates  # the same as the `shape` parts before left it
     clients: tuple[int, ...]  # ids of the m clients
     reports: Reports
     round: int  # counted from 0

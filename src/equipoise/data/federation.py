@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from equipoise import seeds
+from equipoise.grammar import require
 from equipoise.training import Training
 from equipoise.types import EquipoiseError
 
@@ -193,6 +194,7 @@ class Federation:
         pairs = list(train.items()) if isinstance(train, Mapping) else list(train)
         if not pairs:
             raise EquipoiseError(NO_CLIENTS)
+        require(0 <= test_share < 1, "test_share", "at least 0 and below 1", test_share)
         names = [client for client, _ in pairs]
         for other, what in ((test, "test"), (validation, "validation"), (domains, "domains"), (joins, "joins")):
             for unknown in set(other or {}) - set(names):
@@ -205,7 +207,7 @@ class Federation:
                 pool.add(validation[client], client, "validation") if validation and client in validation else NOTHING
             )
             tested = pool.add(test[client], client, "test") if test and client in test else NOTHING
-            if not test:
+            if not test and test_share > 0:
                 index, tested = _divide(index, test_share, seed, client, "test")
             domain, joined = (domains or {}).get(client, ""), (joins or {}).get(client, 0)
             clients.append(Client(client, index, held_out, tested, domain, joined))
@@ -244,10 +246,12 @@ class _Pool:
             x, y = (value if isinstance(value, Tensor) else torch.from_numpy(np.asarray(value)) for value in arrays)
         except (TypeError, ValueError) as error:
             raise EquipoiseError(f"Cannot read {where}: give (samples, labels) as arrays of numbers. {error}") from None
-        if len(x) == 0:
+        if x.dim() > 0 and len(x) == 0:
             raise EquipoiseError(f"There are no samples in {where}. Leave the client out, or give it some.")
-        if x.dtype == torch.float64:
-            x = x.float()
+        if x.is_complex() or x.dim() == 0 or y.dim() == 0:
+            shape = f"{x.dtype} {tuple(x.shape)}"
+            raise EquipoiseError(f"Give samples [n, ...] of real numbers and labels [n]. Found {shape} in {where}.")
+        x = x.to(torch.get_default_dtype()) if x.dim() > 1 else x.to(torch.get_default_dtype())[:, None]
         if y.dim() != 1 or len(y) != len(x):
             raise EquipoiseError(
                 f"Labels must be one per sample. Found {tuple(y.shape)} for {len(x)} samples in {where}."
@@ -256,8 +260,8 @@ class _Pool:
             raise EquipoiseError(
                 f"Labels must be whole numbers 0, 1, 2, ... Found {y[y != y.round()][0].item()} in {where}."
             )
-        if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-            row = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0]) if x.dim() > 1 else 0
+        if not bool(torch.isfinite(x).all()):
+            row = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
             raise EquipoiseError(f"Features must be finite. Found NaN or infinity in sample {row} of {where}.")
         if self.x and x.shape[1:] != self.x[0].shape[1:]:
             first = self.owners[0][1]

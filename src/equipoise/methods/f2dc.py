@@ -128,7 +128,10 @@ class Decoupling(Wrap):
 
     @property
     def scores(self) -> Scored:
-        return "domain" if self.eval_view == "domain_modules" else "mean"
+        if self.share_modules:
+            return "unused"
+        views: dict[View, Scored] = {"bypass": "unused", "mean_modules": "mean", "domain_modules": "domain"}
+        return views[self.eval_view]
 
     def __call__(self, model: nn.Module, classes: int, example: Tensor) -> nn.Module:
         if not isinstance(model, Staged):
@@ -225,7 +228,7 @@ class DomainAware(Weigh):
             known = state.get("counts", PerClient())
             assert isinstance(known, PerClient)
             counts = round.reports["class_counts"].double()
-            known = known.put(round.clients, counts)
+            known = known.put(round.clients, counts.clone())
             totals = known.take(known).sum(0)
             present = totals > 0
             shares = counts[:, present] / totals[present]

@@ -28,7 +28,7 @@ def decayed(beta_init: float, t: int, rounds: int) -> float:
     >>> decayed(0.1, 0, 10), round(decayed(0.1, 5, 10), 4), decayed(0.1, 10, 10)
     (0.1, 0.0526, 0.0)
     """
-    left = beta_init * (1 - t / rounds)
+    left = beta_init * max(0.0, 1 - t / rounds)
     return left / (1 - beta_init + left)
 
 

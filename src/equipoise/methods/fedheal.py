@@ -155,6 +155,7 @@ def fedheal(
     init: Literal["size", "uniform"] | None = None,
     carry: Literal["normalized", "raw"] | None = None,
     mask_buffers: bool | None = None,
+    zero_rises: bool | None = None,
 ) -> Method:
     """`fphl=False` or `fael=False` leaves one of the two halves out (the paper's ablation). A choice left at None follows
     the variant."""
@@ -165,7 +166,7 @@ def fedheal(
         tau,
         history or ("inclusive" if paper else "past"),
         compare or ("ge" if paper else "gt"),
-        zero_rises=paper,
+        zero_rises=paper if zero_rises is None else zero_rises,
         mask_buffers=not paper if mask_buffers is None else mask_buffers,
     )
     weigh = DistanceWeigh(

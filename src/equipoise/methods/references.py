@@ -7,12 +7,16 @@ from dataclasses import dataclass
 from torch import nn
 
 from equipoise.method import Method, register
-from equipoise.roles import Mark, Wrap
+from equipoise.roles import Mark, Scored, Wrap
 
 
 @dataclass(frozen=True)
 class AllPrivate(Wrap):
     """Every tensor stays with its client."""
+
+    @property
+    def scores(self) -> Scored:
+        return "own"
 
     def marks(self, model: nn.Module) -> dict[str, Mark]:
         names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]

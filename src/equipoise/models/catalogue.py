@@ -37,4 +37,7 @@ def build_model(text: str, input_shape: tuple[int, ...], classes: int, seed: int
     if reserved:
         raise EquipoiseError(f"`{reserved.pop()}` of a model follows from the data. Leave it out of `{text}`.")
     arguments = entry.check(given)
-    return seeds.initialised(lambda: entry.function(input_shape, classes, **arguments), seed, "model")
+    try:
+        return seeds.initialised(lambda: entry.function(input_shape, classes, **arguments), seed, "model")
+    except (RuntimeError, ZeroDivisionError, TypeError) as error:
+        raise EquipoiseError(f"Model `{text}` cannot be built for samples of shape {input_shape}: {error}") from None

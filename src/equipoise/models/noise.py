@@ -29,24 +29,30 @@ class Noise(nn.Module):
 
 
 class Dropout(nn.Module):
-    """Dropout whose noise the runner draws. Takes the place of `nn.Dropout` when a task is set up."""
+    """Dropout whose noise the runner draws. Takes the place of `nn.Dropout` and its kin when a task is set up."""
 
-    def __init__(self, p: float) -> None:
+    def __init__(self, p: float, channels: bool = False) -> None:
+        """`channels`: whole channels are dropped, as in `nn.Dropout2d`."""
         super().__init__()
         self.p = p
+        self.channels = channels
         self.noise = Noise()
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return x
-        return torch.where(self.noise(x) >= self.p, x / (1 - self.p), 0.0)
+        like = x.flatten(2)[..., :1].view(*x.shape[:2], *[1] * (x.dim() - 2)) if self.channels else x
+        return torch.where(self.noise(like) >= self.p, x / (1 - self.p), 0.0)
+
+
+ENTRIES, CHANNELS = (nn.Dropout,), (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 def hand_in_noise(model: nn.Module) -> nn.Module:
-    """The model with every `nn.Dropout` replaced by one whose noise is handed in."""
+    """The model with every dropout replaced by one whose noise is handed in."""
     for name, child in list(model.named_children()):
-        if type(child) is nn.Dropout:
-            setattr(model, name, Dropout(child.p) if child.p > 0 else nn.Identity())
+        if isinstance(child, ENTRIES + CHANNELS):
+            setattr(model, name, Dropout(child.p, isinstance(child, CHANNELS)) if child.p > 0 else nn.Identity())
         else:
             hand_in_noise(child)
     return model

@@ -9,6 +9,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
+from equipoise.grammar import require
 from equipoise.models.staged import Staged
 from equipoise.types import EquipoiseError, Factored, Outputs, Tensors
 
@@ -73,12 +74,14 @@ def linear(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 def mlp(input_shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (200, 200)) -> nn.Module:
     """A multi-layer perceptron with ReLU."""
+    require(all(width >= 1 for width in hidden), "hidden", "widths of at least 1", hidden)
     return MLP(prod(input_shape), hidden, classes)
 
 
 def small_cnn(input_shape: tuple[int, ...], classes: int, width: int = 16) -> nn.Module:
     """Two 3x3 convolutions of `width` and `2 * width` channels with pooling between them, for images of 8x8 and up."""
     channels, height, breadth = images(input_shape, "small_cnn")
+    require(width >= 1, "width", "at least 1", width)
     first = nn.Sequential(nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
     second = nn.Sequential(nn.Conv2d(width, 2 * width, 3, padding=1), nn.ReLU())
     head = nn.Linear(2 * width * (height // 2) * (breadth // 2), classes)

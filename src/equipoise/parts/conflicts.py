@@ -97,7 +97,7 @@ class ExternalConflicts(Step):
         assert isinstance(past, PerClient)
         assert isinstance(seen, PerClient)
         now = torch.tensor(round.round)
-        rows = past.put(round.clients, round.updates.rows)
+        rows = past.put(round.clients, round.reported)
         seen = seen.put(round.clients, [now] * len(round.clients))
         if round.round >= self.tau:
             absent = [c for c in past if 1 <= round.round - int(seen[c]) <= self.tau]

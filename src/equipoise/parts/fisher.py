@@ -19,10 +19,10 @@ from torch.func import functional_call, grad, vmap
 
 from equipoise import seeds
 from equipoise.roles import Report
-from equipoise.types import Samples, Tensors, Trained
+from equipoise.types import EquipoiseError, Samples, Tensors, Trained
 
 SAMPLES_AT_ONCE = 256
-ENTRIES_AT_ONCE = 1 << 24  # per-sample gradients of one convolution that are held at a time
+ENTRIES_AT_ONCE = 1 << 24  # of the per-sample gradients of a convolution, or of its patches, that are held at a time
 
 Rule = Callable[
     [Any, Tensors, Tensor, Tensor], Tensors
@@ -40,15 +40,16 @@ def _linear(layer: nn.Linear, own: Tensors, inputs: Tensor, gradient: Tensor) ->
 
 def _convolution(layer: nn.Conv2d, own: Tensors, inputs: Tensor, gradient: Tensor) -> Tensors:
     assert not isinstance(layer.padding, str)  # `_rule` leaves such layers to vmap
-    patches = F.unfold(
-        inputs, layer.kernel_size, layer.dilation, layer.padding, layer.stride
-    )  # [n, in * k * k, places]
     gradient = gradient.flatten(2)
     weight = torch.zeros_like(own["weight"]).flatten(1)
-    size = max(1, ENTRIES_AT_ONCE // weight.numel())
-    for start in range(0, len(patches), size):
+    places = gradient.shape[2]
+    size = max(1, ENTRIES_AT_ONCE // max(weight.numel(), weight.shape[1] * places))
+    for start in range(0, len(inputs), size):
         some = slice(start, start + size)
-        weight += torch.bmm(gradient[some], patches[some].mT).square().sum(0)
+        patches = F.unfold(
+            inputs[some], layer.kernel_size, layer.dilation, layer.padding, layer.stride
+        )  # [n, in*k*k, places]
+        weight += torch.bmm(gradient[some], patches.mT).square().sum(0)
     sums = {"weight": weight.view_as(own["weight"]), "bias": gradient.sum(2).square().sum(0)}
     return {name: sums[name] for name in own}
 
@@ -81,6 +82,11 @@ RULES: dict[type[nn.Module], Rule] = {
 
 def _rule(layer: nn.Module) -> Rule | None:
     rule = RULES.get(type(layer))
+    if isinstance(layer, (nn.BatchNorm1d, nn.BatchNorm2d)) and (layer.training or layer.running_mean is None):
+        raise EquipoiseError(
+            "The Fisher matrix needs gradients of single samples, and BatchNorm without running statistics mixes them: keep "
+            'the buffers (buffers="average" or "local"), or use another normalisation.'
+        )
     if isinstance(layer, nn.Conv2d) and (
         layer.groups > 1 or isinstance(layer.padding, str) or layer.padding_mode != "zeros"
     ):
@@ -90,32 +96,51 @@ def _rule(layer: nn.Module) -> Rule | None:
 
 def squared_gradient_sums(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> Tensors:
     """For each parameter, the sum over samples of the squared gradient of that sample's cross-entropy."""
-    layers = {name: layer for name, layer in model.named_modules() if list(layer.parameters(recurse=False))}
-    if any(_rule(layer) is None for layer in layers.values()):
-        return _by_vmap(model, params, buffers, x, y)
-    seen: dict[str, list[tuple[Tensor, Tensor]]] = {name: [] for name in layers}
+    return (_by_layers if rules_hold(model, params, buffers, x, y) else _by_vmap)(model, params, buffers, x, y)
+
+
+def rules_hold(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> bool:
+    """Whether the rules cover this model, tried on two of the samples.
+
+    They do not when a layer acts twice on the loss or shares its weights, when samples are not along its first axis, when its
+    output is overwritten in place, or when a parameter is used without calling its layer.
+    """
+    if any(_rule(layer) is None for layer in _layers(model).values()):
+        return False
+    try:
+        quick = _by_layers(model, params, buffers, x[:2], y[:2])
+    except (RuntimeError, IndexError, KeyError):
+        return False
+    exact = _by_vmap(model, params, buffers, x[:2], y[:2])
+    return all(torch.allclose(quick[n], exact[n], rtol=1e-3, atol=1e-5 * float(exact[n].max())) for n in params)
+
+
+def _layers(model: nn.Module) -> dict[str, nn.Module]:
+    return {name: layer for name, layer in model.named_modules() if list(layer.parameters(recurse=False))}
+
+
+def _by_layers(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> Tensors:
+    layers = _layers(model)
+    seen: list[tuple[str, Tensor, Tensor]] = []  # layer, input, output
     tracked = {name: value.detach().requires_grad_() for name, value in params.items()}
     with ExitStack() as hooks, torch.enable_grad():
         for name, layer in layers.items():
-            hooks.enter_context(layer.register_forward_hook(lambda _, i, o, name=name: seen[name].append((i[0], o))))
+            hooks.enter_context(layer.register_forward_hook(lambda _, i, o, name=name: seen.append((name, i[0], o))))
         logits = functional_call(model, {**tracked, **buffers}, (x,)).logits
         loss = F.cross_entropy(logits, y, reduction="sum")
-        calls = [(name, *passed) for name in layers for passed in seen[name]]
-        if any(
-            len(passed) > 1 for passed in seen.values()
-        ):  # a layer used twice: its two gradients add before squaring
-            return _by_vmap(model, params, buffers, x, y)
-        gradients = torch.autograd.grad(loss, [output for _, _, output in calls], allow_unused=True)
+        outputs = [output for _, _, output in seen]
+        gradients: tuple[Tensor | None, ...] = torch.autograd.grad(loss, outputs, allow_unused=True)
     sums = {name: torch.zeros_like(value) for name, value in params.items()}
-    for (name, inputs, _), gradient in zip(calls, gradients, strict=True):
-        if gradient is not None:
-            prefix = f"{name}." if name else ""
-            own = {n.removeprefix(prefix): t for n, t in {**params, **buffers}.items() if n.rpartition(".")[0] == name}
-            rule = _rule(layers[name])
-            assert rule is not None
-            for tensor, value in rule(layers[name], own, inputs.detach(), gradient).items():
-                if prefix + tensor in sums:
-                    sums[prefix + tensor] = value
+    for (name, inputs, _), gradient in zip(seen, gradients, strict=True):
+        if gradient is None:  # the layer does not act on the loss
+            continue
+        prefix = f"{name}." if name else ""
+        own = {n.removeprefix(prefix): t for n, t in {**params, **buffers}.items() if n.rpartition(".")[0] == name}
+        rule = _rule(layers[name])
+        assert rule is not None
+        for tensor, value in rule(layers[name], own, inputs.detach(), gradient).items():
+            if prefix + tensor in sums:
+                sums[prefix + tensor] += value
     return sums
 
 
@@ -146,14 +171,14 @@ class Fisher(Report):
         index = trained.train.positions
         if self.samples is not None and self.samples < len(index):
             index = index[seeds.permutation(len(index), *trained.seed, "fisher")[: self.samples].to(index.device)]
-        size = SAMPLES_AT_ONCE if self.fim == "sample" else self.batch
-        total = torch.zeros(trained.layout.size)
-        for part in torch.split(index, size):
+        model = trained.model, trained.params, trained.buffers
+        total = torch.zeros(trained.layout.size, device=index.device)
+        squares = None
+        for part in torch.split(index, SAMPLES_AT_ONCE if self.fim == "sample" else self.batch):
             for x, y, _ in trained.chunks(Samples(part, None)):
                 if self.fim == "sample":
-                    total += trained.layout.join(
-                        squared_gradient_sums(trained.model, trained.params, trained.buffers, x, y)
-                    )
+                    squares = squares or (_by_layers if rules_hold(*model, x, y) else _by_vmap)
+                    total += trained.layout.join(squares(*model, x, y))
                 else:  # a smaller last batch counts by its size
                     total += len(y) * trained.layout.join(_squared_mean_gradient(trained, x, y))
         return {"fisher": total / len(index)}

@@ -25,20 +25,22 @@ class WeightedSum(Merge):
 
 @dataclass(frozen=True)
 class MaskedMean(Merge):
-    """Entry by entry the weighted mean over the clients that kept it; an entry that nobody kept does not move."""
+    """Entry by entry the weighted mean over the clients that kept it, times the sum of all weights (one, on the simplex); an
+    entry that nobody kept does not move. Where everybody keeps everything it is the weighted sum."""
 
     @property
     def needs(self) -> tuple[str, ...]:
-        return ("mask",)
+        return ("mask", "non-negative weights")
 
     def __call__(self, round: Round, weights: Tensor) -> Merged:
         rows, mask = round.updates.rows, round.updates.mask
         assert mask is not None  # what gives `mask` sets it
+        scale = float(weights.sum())
         weights = weights.to(rows.dtype)
         direction = torch.empty_like(rows[0])
         for columns in column_chunks(rows):
             kept = mask[:, columns].to(rows.dtype)
             total = weights @ kept
             moved = weights @ kept.mul_(rows[:, columns])
-            direction[columns] = torch.where(total > 0, moved / total, 0.0)
+            direction[columns] = torch.where(total > 0, moved / total * scale, 0.0)
         return Merged(direction)

@@ -25,6 +25,8 @@ def mean_loss(trained: Trained, model: Received, samples: Samples) -> Tensor:
 class SampleCount(Report):
     """`samples`: the number of training samples."""
 
+    evaluates = False
+
     @property
     def gives(self) -> tuple[str, ...]:
         return ("samples",)
@@ -49,13 +51,15 @@ class GlobalLoss(Report):
 class ClassCounts(Report):
     """`class_counts`: training samples of each class."""
 
+    evaluates = False
+
     @property
     def gives(self) -> tuple[str, ...]:
         return ("class_counts",)
 
     def __call__(self, trained: Trained) -> Tensors:
-        counts = torch.zeros(trained.classes)
+        counts: Tensor | float = 0.0
         for _, y, valid in trained.chunks(trained.train):
-            member = F.one_hot(y, trained.classes).to(counts.dtype)
+            member = F.one_hot(y, trained.classes).to(torch.get_default_dtype())
             counts = counts + (member if valid is None else member * valid[:, None]).sum(0)
-        return {"class_counts": counts}
+        return {"class_counts": torch.as_tensor(counts)}

@@ -28,6 +28,6 @@ class LengthOfMean(Step):
     """
 
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
-        mean = round.updates.rows.mean(0)
+        mean = round.reported.mean(0)
         length = direction.norm()
         return Stepped(direction * (mean.norm() / length) if length > 0 else mean)

@@ -67,7 +67,11 @@ class PowerOfLoss(Weigh):
         return ("loss",)
 
     def __call__(self, round: Round, state: State) -> Weighed:
-        rate = self.lr if self.lr is not None else round.known("lr", "q-weighting (L = 1/lr)")
+        rate = self.lr if self.lr is not None else round.setting.lr
+        if rate is None:
+            raise EquipoiseError(
+                "q-weighting needs the local rate `lr` (L = 1/lr): write it into the method, as in fedfe(lr=0.1)."
+            )
         loss = round.reports["loss"].double() + 1e-10
         if not bool((loss > 0).all()):
             raise EquipoiseError(f"q-weighting needs losses above zero. Found loss={round.reports['loss'].tolist()}.")

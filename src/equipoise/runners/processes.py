@@ -42,7 +42,7 @@ class Workers:
         context = torch.multiprocessing.get_context("spawn")
         self.pipes: list[Connection] = []
         self.workers = []
-        with _without_main():
+        with without_main():
             for _ in range(min(count, cohort)):
                 here, there = context.Pipe()
                 worker = context.Process(
@@ -178,7 +178,7 @@ def _unpacked(tree: Any) -> Any:
 
 
 @contextmanager
-def _without_main() -> Iterator[None]:
+def without_main() -> Iterator[None]:
     """Start processes that do not run the user's script again: what they need comes from modules."""
     main = vars(sys.modules["__main__"])
     hidden = {name: main.pop(name, None) for name in ("__file__", "__spec__")}

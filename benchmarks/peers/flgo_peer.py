@@ -1,0 +1,78 @@
+"""FLGo: its default server and clients, one process."""
+
+import importlib
+import os
+import sys
+import tempfile
+import time
+import types
+
+# FLGo imports torchvision for data sets that are not used here.
+for missing in (
+    "torchvision",
+    "torchvision.transforms",
+    "torchvision.datasets",
+    "torchvision.utils",
+    "torchvision.models",
+):
+    sys.modules[missing] = types.ModuleType(missing)
+
+import warnings
+
+warnings.simplefilter("ignore")
+import flgo
+import flgo.algorithm.fedavg as fedavg
+import flgo.benchmark.partition as partition
+from work import arguments, tell
+
+name, work, rounds = arguments()
+here = os.path.dirname(os.path.abspath(__file__))
+CONFIG = f"""
+import sys
+sys.path.insert(0, {here!r})
+import torch
+from work import WORK, data, network
+work = WORK[{name!r}]
+x, y = data(work)
+train_data = torch.utils.data.TensorDataset(x.flatten(0, 1), y.flatten())
+train_data.targets = y.flatten()
+test_data = torch.utils.data.TensorDataset(x[0][:10], y[0][:10])
+test_data.targets = y[0][:10]
+def get_model():
+    return network(work)
+"""
+
+seconds = []
+
+
+class Server(fedavg.Server):
+    def iterate(self):
+        start = time.perf_counter()
+        result = super().iterate()
+        seconds.append(time.perf_counter() - start)
+        return result
+
+
+class Quiet(flgo.experiment.logger.BasicLogger):
+    def log_once(self, *args, **kwargs):
+        pass
+
+
+class Timed:
+    pass
+
+
+Timed.Server, Timed.Client, Timed.__name__ = Server, fedavg.Client, "fedavg"
+
+os.chdir(tempfile.mkdtemp())
+open("config_work.py", "w").write(CONFIG)
+flgo.gen_benchmark_from_file("work_task", "config_work.py", target_path=".")
+sys.path.insert(0, os.getcwd())
+flgo.gen_task_by_(importlib.import_module("work_task"), partition.IIDPartitioner(num_clients=work.clients), "./task")
+option = {
+    "num_rounds": rounds + 1, "num_epochs": work.epochs, "batch_size": work.batch, "learning_rate": work.lr,
+    "proportion": work.cohort / work.clients, "gpu": [], "eval_interval": 10**9, "train_holdout": 0.0, "log_file": False,
+    "no_log_console": True, "sample": "uniform",
+}  # fmt: skip
+flgo.init("./task", Timed, option=option, Logger=Quiet).run()
+tell(seconds)

@@ -1,0 +1,73 @@
+"""The table of a comparison, and what it says in words."""
+
+import pytest
+
+from equipoise import EquipoiseError, compare
+from equipoise.comparison import Cell, best_for_the_worst, in_words, tabulate
+
+RESULTS = [
+    ("fedavg", {"a": 0.90, "b": 0.50}),
+    ("fedavg", {"a": 0.92, "b": 0.54}),
+    ("fair", {"a": 0.85, "b": 0.70}),
+    ("fair", {"a": 0.87, "b": 0.72}),
+    ("level", {"a": 0.40, "b": 0.40}),
+    ("level", {"a": 0.40, "b": 0.40}),
+]
+
+
+def test_figures_are_means_and_sample_deviations_over_seeds():
+    table = tabulate(RESULTS)
+    assert table.columns == ("a", "b", "AVG", "STD", "MIN")
+    assert table.seeds == 2
+    row = table.rows["fedavg"]
+    assert row["a"].mean == pytest.approx(91)
+    assert row["a"].spread == pytest.approx(2**0.5)
+    assert row["AVG"].mean == pytest.approx((70 + 73) / 2)
+    assert row["STD"].mean == pytest.approx((20 + 19) / 2)
+    assert row["MIN"].mean == pytest.approx(52)
+    assert str(Cell(50.04, 0.0)) == "50.0 ± 0.0"
+    assert str(tabulate(RESULTS[:1]).rows["fedavg"]["a"]) == "90.0"
+
+
+def test_best_is_highest_but_for_the_standard_deviation():
+    table = tabulate(RESULTS)
+    assert table.best("a") == {"fedavg"}
+    assert table.best("MIN") == {"fair"}
+    assert table.best("STD") == {"level"}
+    assert best_for_the_worst(table) == "fair"
+
+
+def test_words():
+    words = " ".join(in_words(tabulate(RESULTS)))
+    assert "Under fedavg the worst domain reaches 52.0 %, 19.5 points below the average." in words
+    assert "fair lifts the worst domain most: by 19.0 points, while the average rises by 7.0." in words
+    assert "Levelling down (a smaller STD, but a lower minimum): level." in words
+    costly = [("fedavg", {"a": 0.9, "b": 0.5}), ("dear", {"a": 0.6, "b": 0.6})]
+    assert "the average falls by 10.0" in " ".join(in_words(tabulate(costly)))
+    worse = [("fedavg", {"a": 0.9, "b": 0.5}), ("bad", {"a": 0.95, "b": 0.4})]
+    said = " ".join(in_words(tabulate(worse)))
+    assert "No method lifted the worst domain here." in said
+    assert "Below fedavg at the worst domain: bad." in said
+    close = [
+        ("fedavg", {"a": 0.9, "b": 0.5}),
+        ("fedavg", {"a": 0.9, "b": 0.6}),
+        ("x", {"a": 0.9, "b": 0.56}),
+        ("x", {"a": 0.9, "b": 0.56}),
+    ]
+    assert "within the spread over 2 seeds (up to 7.1)" in " ".join(in_words(tabulate(close)))
+    assert in_words(tabulate(RESULTS[2:])) == []  # nothing to compare with
+
+
+def test_many_domains_are_not_columns():
+    wide = [("fedavg", {str(i): 0.5 for i in range(30)})]
+    assert tabulate(wide).columns == ("AVG", "STD", "MIN")
+
+
+def test_a_comparison_from_python():
+    table = compare(["fedavg", "eagle(lstar_epochs=2)", "fedavg"], "gaussians", seeds=2, rounds=2)
+    assert table.seeds == 2  # a method named twice runs once
+    assert len(table.rows) == 2
+    assert "AVG" in str(table)
+    for wrong in ({"methods": []}, {"methods": ["fedavg"], "seeds": 0}):
+        with pytest.raises(EquipoiseError, match="needs a method and a seed"):
+            compare(wrong["methods"], "gaussians", seeds=wrong.get("seeds", 1))
