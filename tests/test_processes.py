@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from equipoise import EquipoiseError, EquipoiseWarning, Training, parse
-from equipoise.runners import choose, opened
+from equipoise.runners import Errand, choose, opened
 from equipoise.runners.processes import _balanced
 from equipoise.simulation import run
 from equipoise.task import Task
@@ -54,8 +54,8 @@ def test_an_error_in_a_worker_reaches_the_user():
     unweighted = Broadcast(task.server().theta, {}, {}, 0, 1)  # without the weights that EAGLE's clients expect
     with opened("processes", method, task, 4, 2) as compute:
         with pytest.raises(KeyError):
-            compute(method, task, [0, 1], unweighted, {}, 0, "train")
-        replies, _ = compute(method, task, [0, 1], unweighted, {}, 0, "start")  # and the workers live on
+            compute(Errand([0, 1], unweighted, {}, 0, "train"))
+        replies, _ = compute(Errand([0, 1], unweighted, {}, 0, "start"))  # and the workers live on
         assert replies.clients == (0, 1)
 
 

@@ -17,7 +17,7 @@ from equipoise.grammar import require
 from equipoise.method import Method, parse
 from equipoise.metrics import Figures, figures
 from equipoise.round import Aggregated, begin, broadcast_of, server_probe, server_round
-from equipoise.runners import Runner, RunnerName, choose, cores, opened
+from equipoise.runners import Errand, Runner, RunnerName, choose, cores, opened
 from equipoise.task import BufferPolicy, ModelSource, Task
 from equipoise.training import Training
 from equipoise.types import ClientState, EquipoiseError, EquipoiseWarning, Server, Setting
@@ -128,7 +128,7 @@ def run(
         for r in range(total):
             clock = time.perf_counter()
             clients = seeds.participants(task.federation.available(r), count, seed, r)
-            server, states, result = one_round(chosen, task, compute, server, states, clients, setting, seed)
+            server, states, result = one_round(chosen, compute, server, states, clients, setting, seed)
             _check_finite(server, chosen, r)
             for text in (*overruled, *result.warnings):
                 kind = text.split(":")[0]
@@ -164,7 +164,6 @@ def run(
 
 def one_round(
     method: Method,
-    task: Task,
     compute: Runner,
     server: Server,
     states: dict[int, ClientState],
@@ -176,11 +175,11 @@ def one_round(
     rounds = setting.rounds or 0
     new = [c for c in clients if c not in states]
     if new:
-        states = states | compute(method, task, new, broadcast_of(server, rounds), {}, seed, "start")[1]
+        states = states | compute(Errand(new, broadcast_of(server, rounds), {}, seed, "start"))[1]
     if method.probes:
-        replies, _ = compute(method, task, clients, broadcast_of(server, rounds), states, seed, "probe")
+        replies, _ = compute(Errand(clients, broadcast_of(server, rounds), states, seed, "probe"))
         server = server_probe(method, server, replies, setting)
-    replies, kept = compute(method, task, clients, broadcast_of(server, rounds), states, seed, "train")
+    replies, kept = compute(Errand(clients, broadcast_of(server, rounds), states, seed, "train"))
     server, result = server_round(method, server, replies, setting)
     return server, states | kept, result
 

@@ -3,38 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, Protocol, get_args
+from typing import Literal, get_args
 
 from equipoise.method import Method
-from equipoise.roles import Phase
-from equipoise.runners.inline import inline
+from equipoise.runners.in_process import Runner, fitting_at_once, in_process
 from equipoise.runners.processes import Workers, shippable
-from equipoise.runners.vectorised import fitting_at_once, vectorised
 from equipoise.task import Task
-from equipoise.types import Broadcast, ClientState, EquipoiseError, Replies
+from equipoise.types import EquipoiseError
 
 RunnerName = Literal["auto", "inline", "vectorised", "processes"]
 RUNNERS = tuple(name for name in get_args(RunnerName) if name != "auto")
 SMALL_MODEL = 1_000_000  # parameters: beyond it a client alone keeps a core busy
 BUSY_ROUND = 2e9  # floating-point operations: below it a round is over before processes have exchanged their messages
 LONG_RUN = 1e12  # below it a run is over before worker processes have started
-
-
-class Runner(Protocol):
-    """Computes the clients' half of a round."""
-
-    def __call__(
-        self,
-        method: Method,
-        task: Task,
-        clients: Sequence[int],
-        broadcast: Broadcast,
-        states: Mapping[int, ClientState],
-        seed: int,
-        phase: Phase = "train",
-    ) -> tuple[Replies, dict[int, ClientState]]: ...
 
 
 def cores() -> int:
@@ -76,11 +59,11 @@ def _samples_a_client(task: Task) -> float:
 def opened(name: str, method: Method, task: Task, cohort: int, available: int) -> Iterator[Runner]:
     """The runner of this name, for the time of a run."""
     if name == "processes":
-        stacked = fitting_at_once(task, cohort) if task.factored is not None else 1
+        stacked = fitting_at_once(task, cohort) if task.factored is not None else 1  # convolutions gain nothing from it
         workers = Workers(method, task, cohort, available, stacked)
         try:
             yield workers
         finally:
             workers.close()
     else:
-        yield {"inline": inline, "vectorised": vectorised}[name]
+        yield in_process(method, task, 1 if name == "inline" else fitting_at_once(task, cohort))

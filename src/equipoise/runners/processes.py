@@ -7,7 +7,7 @@ model from shared memory and write their clients' updates into shared rows, so t
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
@@ -18,8 +18,7 @@ import torch.multiprocessing
 from torch import Tensor
 
 from equipoise.method import Method
-from equipoise.roles import Phase
-from equipoise.runners.inline import in_groups
+from equipoise.runners.in_process import Errand, in_process
 from equipoise.task import Task
 from equipoise.types import Broadcast, ClientState, EquipoiseError, PerClient, Replies
 
@@ -36,6 +35,7 @@ class Workers:
     def __init__(self, method: Method, task: Task, cohort: int, count: int, stacked: int = 1) -> None:
         """`cohort` clients a round at most, `count` workers, up to `stacked` clients at a time in each."""
         self.task = task
+        self.keeps_updates = any(step.keeps_updates for step in method.step)
         dtype = next(iter(task.initial_params.values())).dtype
         self.theta = _shared(task.layout.size, dtype=dtype)
         self.rows = _shared(cohort, task.layout.size, dtype=dtype)
@@ -53,25 +53,16 @@ class Workers:
                 self.pipes.append(here)
                 self.workers.append(worker)
 
-    def __call__(
-        self,
-        method: Method,
-        task: Task,
-        clients: Sequence[int],
-        broadcast: Broadcast,
-        states: Mapping[int, ClientState],
-        seed: int,
-        phase: Phase = "train",
-    ) -> tuple[Replies, dict[int, ClientState]]:
+    def __call__(self, errand: Errand) -> tuple[Replies, dict[int, ClientState]]:
         """The replies of all clients. Their updates are rows of shared memory that the next round writes over."""
-        self.theta.copy_(broadcast.theta)
-        shares = _balanced(task, clients, len(self.pipes))
-        place = {client: row for row, client in enumerate(clients)}
+        self.theta.copy_(errand.broadcast.theta)
+        shares = _balanced(self.task, errand.clients, len(self.pipes))
+        place = {client: row for row, client in enumerate(errand.clients)}
         for pipe, share in zip(self.pipes, shares, strict=True):
             if share:
-                told = _told(broadcast, share)
-                mine = {client: _packed(states.get(client, {})) for client in share}
-                pipe.send((share, [place[c] for c in share], told, mine, seed, phase))
+                told = _told(errand.broadcast, share)
+                mine = {client: _packed(errand.states.get(client, {})) for client in share}
+                pipe.send((share, [place[c] for c in share], told, mine, errand.seed, errand.phase))
         parts: list[Replies] = []
         kept: dict[int, ClientState] = {}
         answers = [(share, self._answer(number)) for number, share in enumerate(shares) if share]
@@ -82,10 +73,10 @@ class Workers:
             parts.append(Replies(tuple(share), _unpacked(reports), None, _unpacked(buffers)))
             kept |= {client: _unpacked(state) for client, state in after.items()}
         replies = Replies.join(parts)
-        if phase != "train":
+        if errand.phase != "train":
             return replies, kept
-        rows = self.rows[: len(clients)]
-        if any(step.keeps_updates for step in method.step):
+        rows = self.rows[: len(errand.clients)]
+        if self.keeps_updates:
             rows = rows.clone()
         return Replies(replies.clients, replies.reports, rows, replies.buffers), kept
 
@@ -118,6 +109,7 @@ def _work(pipe: Connection, method: Method, task: Task, theta: Tensor, rows: Ten
     """A worker's life: answer until the pipe is closed."""
     torch.set_num_threads(1)
     torch.set_default_dtype(theta.dtype)
+    compute = in_process(method, task, stacked)
     while True:
         try:
             clients, places, (buffers, shared, round, rounds), states, seed, phase = pipe.recv()
@@ -127,7 +119,7 @@ def _work(pipe: Connection, method: Method, task: Task, theta: Tensor, rows: Ten
         try:
             broadcast = Broadcast(theta, _unpacked(buffers), _unpacked(shared), round, rounds)
             mine = {client: _unpacked(state) for client, state in states.items()}
-            replies, kept = in_groups(method, task, clients, broadcast, mine, seed, phase, stacked)
+            replies, kept = compute(Errand(clients, broadcast, mine, seed, phase))
             if replies.updates is not None:
                 rows[places] = replies.updates
             after = {client: _packed(state) for client, state in kept.items()}
