@@ -54,6 +54,21 @@ def test_centralised_is_fedavg_on_the_pool():
     assert set(central.values()) == {c.name for c in federation.clients}  # scored at every client
 
 
+@pytest.mark.parametrize("text", ["fedavg", "fedavg(weights='uniform')", "eagle(lstar_epochs=2)"])
+def test_summing_updates_as_they_come_changes_nothing(text):
+    federation = blobs()
+    result = run(text, federation, model=NormNet, rounds=1, runner="inline")
+    method = parse(text)
+    task = Task.build(method, federation, model=NormNet)
+    server = begin(method, task)
+    _, states = client_round(method, task, range(4), broadcast_of(server, 1), {}, 0, "start")
+    replies, _ = client_round(method, task, range(4), broadcast_of(server, 1), states, 0)
+    after, whole = server_round(method, server, replies, task.setting(1, 0))
+    torch.testing.assert_close(result.server.theta, after.theta)
+    torch.testing.assert_close(result.server.buffers["body.1.running_var"], after.buffers["body.1.running_var"])
+    assert result.rounds[0].weights == pytest.approx(whole.weights.tolist())
+
+
 def test_fedavg_of_one_client_is_that_client():
     one = blobs(sizes=(20,))
     result = run("fedavg", one, rounds=1)

@@ -85,6 +85,12 @@ class Method:
         return any("probe" in report.phases for report in self.reports)
 
     @property
+    def streams(self) -> bool:
+        """Whether the server needs only a weighted sum of the updates, with weights that each client's reports give."""
+        sums = type(self.weigh).raw is not Weigh.raw and isinstance(self.merge, WeightedSum)
+        return sums and not self.shape and all(step.streams for step in self.step)
+
+    @property
     def validates(self) -> bool:
         """Whether clients need a validation part."""
         return any("validation" in part.needs for part in self.parts)

@@ -14,6 +14,7 @@ from equipoise.types import (
     Local,
     Merged,
     Received,
+    Reports,
     Round,
     Sent,
     Shaped,
@@ -157,6 +158,13 @@ class Weigh(Part):
     def gives(self) -> tuple[str, ...]:
         return ("non-negative weights",) if self.positive else ()
 
+    def raw(self, reports: Reports) -> Tensor | None:
+        """Weights before they are divided by their sum, when each follows from its client's reports alone; else None.
+
+        Updates can then be summed up as they come, and need not be kept.
+        """
+        return None
+
     def __call__(self, round: Round, state: State) -> Weighed:
         raise NotImplementedError
 
@@ -175,6 +183,11 @@ class Step(Part):
     """Edits the direction that is added to the model."""
 
     role = "step"
+
+    @property
+    def streams(self) -> bool:
+        """Whether the part looks at the direction alone, and not at single updates."""
+        return False
 
     @property
     def keeps_updates(self) -> bool:

@@ -24,6 +24,7 @@ from equipoise.types import (
     EquipoiseError,
     Layout,
     Memory,
+    Merged,
     PerClient,
     Replies,
     Reports,
@@ -342,8 +343,12 @@ def _aggregate(
     memory: Memory,
     setting: Setting,
     phases: tuple[Phase, ...] = ("train",),
+    merged: Merged | None = None,
 ) -> Aggregated:
-    _check_inputs(theta, updates, clients, reports, setting)
+    """`merged` stands for the updates when they have been summed up already."""
+    _check_inputs(
+        theta, updates if merged is None else merged.direction.expand(len(clients), -1), clients, reports, setting
+    )
     round = Round(theta, updates, Updates(updates), clients, reports, memory.round, setting)
     parts = dict(memory.parts)
 
@@ -358,7 +363,8 @@ def _aggregate(
     weighed = method.weigh(round, state_of(method.weigh))
     parts[method.weigh.key] = weighed.state
     _check_needs(method.merge, reports)
-    merged = method.merge(round, weighed.weights)
+    if merged is None:
+        merged = method.merge(round, weighed.weights)
     direction, evaluated = merged.direction, None
     for step in method.step:
         stepped = step(round, direction, state_of(step))
@@ -428,8 +434,10 @@ def server_probe(method: Method, server: Server, replies: Replies, setting: Sett
 
 def server_round(method: Method, server: Server, replies: Replies, setting: Setting) -> tuple[Server, Aggregated]:
     """The next server, and what the rule made of the round."""
-    assert replies.updates is not None
     theta, updates = server.theta, replies.updates
+    if replies.total is not None:
+        return _server_round_of_sum(method, server, replies, setting)
+    assert updates is not None
     averaged = {name: server.buffers[name] for name in replies.buffers}
     floats = Layout.of({name: value for name, value in averaged.items() if value.is_floating_point()})
     together = any(shape.takes_buffers for shape in method.shape) and bool(floats.names)
@@ -443,23 +451,40 @@ def server_round(method: Method, server: Server, replies: Replies, setting: Sett
         )
     result = _aggregate(method, theta, updates, replies.clients, replies.reports, server.memory, setting)
     size = server.theta.shape[0]
-    weights = result.weights if method.weigh.simplex else replies.reports["samples"] / replies.reports["samples"].sum()
-    buffers = {**server.buffers, **_average_buffers(replies.buffers, weights)}
+    buffers = {**server.buffers, **_average_buffers(method, replies, result.weights)}
     if together:
         buffers |= floats.split(result.theta[size:])
         result = replace(result, theta=result.theta[:size], before=server.theta)
     return Server(result.theta, buffers, result.server, result.evaluated), result
 
 
-def _average_buffers(buffers: Tensors, weights: Tensor) -> Tensors:
-    """Convex averages; a counter takes the largest value."""
+def _server_round_of_sum(
+    method: Method, server: Server, replies: Replies, setting: Setting
+) -> tuple[Server, Aggregated]:
+    """The same for a method that streams: of the updates only their sum is there."""
+    assert replies.total is not None
+    weights = method.weigh.raw(replies.reports)
+    assert weights is not None
+    none = server.theta.new_zeros(len(replies.clients), 0)
+    merged = Merged(replies.total / float(weights.sum()))
+    result = _aggregate(
+        method, server.theta, none, replies.clients, replies.reports, server.memory, setting, merged=merged
+    )
+    buffers = {**server.buffers, **_average_buffers(method, replies, result.weights)}
+    return Server(result.theta, buffers, result.server, result.evaluated), result
+
+
+def _average_buffers(method: Method, replies: Replies, weights: Tensor) -> Tensors:
+    """Convex averages, with the method's weights where they are convex; a counter takes the largest value."""
+    samples = replies.reports["samples"]
+    weights = weights if method.weigh.simplex else samples / samples.sum()
 
     def average(stack: Tensor) -> Tensor:
         if not stack.is_floating_point():
             return stack.amax(0)
         return (weights.to(stack.dtype) @ stack.flatten(1)).view(stack.shape[1:])
 
-    return {name: average(stack) for name, stack in buffers.items()}
+    return {name: average(stack) for name, stack in replies.buffers.items()}
 
 
 def _check_inputs(theta: Tensor, updates: Tensor, clients: tuple[int, ...], reports: Reports, setting: Setting) -> None:

@@ -18,6 +18,7 @@ from equipoise.method import Method, parse
 from equipoise.metrics import Figures, figures
 from equipoise.round import Aggregated, begin, broadcast_of, server_probe, server_round
 from equipoise.runners import Errand, Runner, RunnerName, choose, cores, opened
+from equipoise.states import ClientStates
 from equipoise.task import BufferPolicy, ModelSource, Task
 from equipoise.training import Training
 from equipoise.types import ClientState, EquipoiseError, EquipoiseWarning, Server, Setting
@@ -119,7 +120,7 @@ def run(
     name = choose(runner, chosen, task, count, total, at_hand)
     setting = task.setting(total, seed)
     server = begin(chosen, task, count)
-    states: dict[int, ClientState] = {}
+    states = ClientStates()
     records: list[RoundRecord] = []
     said: dict[str, str] = {}
     overruled = _overruled(chosen, training)
@@ -128,7 +129,8 @@ def run(
         for r in range(total):
             clock = time.perf_counter()
             clients = seeds.participants(task.federation.available(r), count, seed, r)
-            server, states, result = one_round(chosen, compute, server, states, clients, setting, seed)
+            server, kept, result = one_round(chosen, compute, server, states, clients, setting, seed)
+            states.update(kept)
             _check_finite(server, chosen, r)
             for text in (*overruled, *result.warnings):
                 kind = text.split(":")[0]
@@ -166,22 +168,26 @@ def one_round(
     method: Method,
     compute: Runner,
     server: Server,
-    states: dict[int, ClientState],
+    states: Mapping[int, ClientState],
     clients: list[int],
     setting: Setting,
     seed: int,
 ) -> tuple[Server, dict[int, ClientState], Aggregated]:
-    """All phases of one round: start (for clients not seen before), probe (if the method asks), train."""
+    """All phases of one round: start (for clients not seen before), probe (if the method asks), train.
+
+    Gives the next server, what the round's clients keep, and what the server's rule made of the round.
+    """
     rounds = setting.rounds or 0
     new = [c for c in clients if c not in states]
+    mine = {c: states[c] for c in clients if c in states}
     if new:
-        states = states | compute(Errand(new, broadcast_of(server, rounds), {}, seed, "start"))[1]
+        mine |= compute(Errand(new, broadcast_of(server, rounds), {}, seed, "start"))[1]
     if method.probes:
-        replies, _ = compute(Errand(clients, broadcast_of(server, rounds), states, seed, "probe"))
+        replies, _ = compute(Errand(clients, broadcast_of(server, rounds), mine, seed, "probe"))
         server = server_probe(method, server, replies, setting)
-    replies, kept = compute(Errand(clients, broadcast_of(server, rounds), states, seed, "train"))
+    replies, kept = compute(Errand(clients, broadcast_of(server, rounds), mine, seed, "train"))
     server, result = server_round(method, server, replies, setting)
-    return server, states | kept, result
+    return server, kept, result
 
 
 def _record(

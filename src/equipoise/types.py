@@ -186,6 +186,7 @@ class Replies:
     reports: Reports
     updates: Tensor | None = None  # [m, G], local minus global
     buffers: Tensors = field(default_factory=dict)  # [m, ...]
+    total: Tensor | None = None  # [G], instead of the updates their sum with raw weights
 
     @classmethod
     def join(cls, parts: Sequence[Replies]) -> Replies:

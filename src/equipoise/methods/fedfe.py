@@ -39,6 +39,10 @@ class DecayingMomentum(Step):
     beta_init: float
     literal: bool = False
 
+    @property
+    def streams(self) -> bool:
+        return True
+
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
         if self.beta_init == 0 and not self.literal:
             return Stepped(direction)

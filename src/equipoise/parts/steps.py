@@ -16,6 +16,10 @@ class ServerRate(Step):
 
     rate: float
 
+    @property
+    def streams(self) -> bool:
+        return True
+
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
         return Stepped(direction * self.rate)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.roles import Weigh
-from equipoise.types import EquipoiseError, Round, State, Weighed
+from equipoise.types import EquipoiseError, Reports, Round, State, Weighed
 
 
 def shares(values: Tensor) -> Tensor:
@@ -32,8 +32,11 @@ class BySamples(Weigh):
     def needs(self) -> tuple[str, ...]:
         return ("samples",)
 
+    def raw(self, reports: Reports) -> Tensor:
+        return reports["samples"].double()
+
     def __call__(self, round: Round, state: State) -> Weighed:
-        samples = round.reports["samples"].double()
+        samples = self.raw(round.reports)
         return Weighed(shares(samples), figures={"samples": samples})
 
 
@@ -42,6 +45,9 @@ class Uniform(Weigh):
     """Equal weights."""
 
     rank: ClassVar[int] = 1
+
+    def raw(self, reports: Reports) -> Tensor:
+        return torch.ones_like(reports["samples"], dtype=torch.float64)
 
     def __call__(self, round: Round, state: State) -> Weighed:
         m = len(round.clients)

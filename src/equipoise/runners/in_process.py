@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
+
+from torch import Tensor
 
 from equipoise.method import Method
 from equipoise.roles import Phase
@@ -33,13 +36,20 @@ def in_process(method: Method, task: Task, stacked: int) -> Runner:
     def compute(errand: Errand) -> tuple[Replies, dict[int, ClientState]]:
         replies: list[Replies] = []
         kept: dict[int, ClientState] = {}
+        total: Tensor | None = None
         for first in range(0, len(errand.clients), stacked):
             some = errand.clients[first : first + stacked]
             states = {client: errand.states.get(client, {}) for client in some}
             reply, after = client_round(method, task, some, errand.broadcast, states, errand.seed, errand.phase)
+            if method.streams and reply.updates is not None:  # only the sum is needed: let the rows go
+                weights = method.weigh.raw(reply.reports)
+                assert weights is not None
+                part = weights.to(reply.updates.dtype) @ reply.updates
+                total = part if total is None else total.add_(part)
+                reply = replace(reply, updates=None)
             replies.append(reply)
             kept |= after
-        return Replies.join(replies), kept
+        return replace(Replies.join(replies), total=total), kept
 
     return compute
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -38,15 +39,17 @@ class Workers:
         self.keeps_updates = any(step.keeps_updates for step in method.step)
         dtype = next(iter(task.initial_params.values())).dtype
         self.theta = _shared(task.layout.size, dtype=dtype)
-        self.rows = _shared(cohort, task.layout.size, dtype=dtype)
+        # A row a client; or, where the sum is enough, a row a worker.
+        self.rows = _shared(min(count, cohort) if method.streams else cohort, task.layout.size, dtype=dtype)
+        self.streams = method.streams
         context = torch.multiprocessing.get_context("spawn")
         self.pipes: list[Connection] = []
         self.workers = []
         with without_main():
-            for _ in range(min(count, cohort)):
+            for number in range(min(count, cohort)):
                 here, there = context.Pipe()
                 worker = context.Process(
-                    target=_work, args=(there, method, task, self.theta, self.rows, stacked), daemon=True
+                    target=_work, args=(there, number, method, task, self.theta, self.rows, stacked), daemon=True
                 )
                 worker.start()
                 there.close()
@@ -75,10 +78,11 @@ class Workers:
         replies = Replies.join(parts)
         if errand.phase != "train":
             return replies, kept
+        if self.streams:
+            busy = [number for number, share in enumerate(shares) if share]
+            return replace(replies, total=self.rows[busy].sum(0)), kept
         rows = self.rows[: len(errand.clients)]
-        if self.keeps_updates:
-            rows = rows.clone()
-        return Replies(replies.clients, replies.reports, rows, replies.buffers), kept
+        return replace(replies, updates=rows.clone() if self.keeps_updates else rows), kept
 
     def _answer(self, number: int) -> Any:
         try:
@@ -105,7 +109,7 @@ def _shared(*shape: int, dtype: torch.dtype) -> Tensor:
     return tensor
 
 
-def _work(pipe: Connection, method: Method, task: Task, theta: Tensor, rows: Tensor, stacked: int) -> None:
+def _work(pipe: Connection, number: int, method: Method, task: Task, theta: Tensor, rows: Tensor, stacked: int) -> None:
     """A worker's life: answer until the pipe is closed."""
     torch.set_num_threads(1)
     torch.set_default_dtype(theta.dtype)
@@ -122,6 +126,8 @@ def _work(pipe: Connection, method: Method, task: Task, theta: Tensor, rows: Ten
             replies, kept = compute(Errand(clients, broadcast, mine, seed, phase))
             if replies.updates is not None:
                 rows[places] = replies.updates
+            if replies.total is not None:
+                rows[number] = replies.total
             after = {client: _packed(state) for client, state in kept.items()}
             answer = (_packed(replies.reports), _packed(replies.buffers), after)
         except Exception as error:  # the parent raises it
