@@ -41,7 +41,7 @@ def data(work: Work) -> tuple[Tensor, Tensor]:
 
 
 def network(work: Work) -> nn.Module:
-    """Logistic regression, a perceptron 784-200-200-10, or the convolutional network of McMahan et al. (1,663,370 parameters)."""
+    """Logistic regression, a perceptron 784-200-200-10, or McMahan's convolutional network (1,663,370 parameters)."""
     torch.manual_seed(0)
     if work.model == "linear":
         return nn.Sequential(nn.Linear(784, 10))
