@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 import warnings
 from dataclasses import replace
@@ -30,7 +32,31 @@ app = typer.Typer(
 screen = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 
-Dataset = Annotated[str, typer.Argument(help="a data set, for example scanners; `equipoise datasets` lists them")]
+Dataset = Annotated[
+    str,
+    typer.Argument(
+        help="a data set (`equipoise datasets` lists them), a folder or table of your own, or an id of the Hugging Face hub"
+    ),
+]
+OWN = "Your own data"
+DataDir = Annotated[Path | None, typer.Option(help="folder with the data sets' files [default: $EQUIPOISE_DATA]")]
+Label = Annotated[str | None, typer.Option(help="label column [default: label]", rich_help_panel=OWN)]
+ClientColumn = Annotated[
+    str | None, typer.Option("--client", help="client column [default: client]", rich_help_panel=OWN)
+]
+DomainColumn = Annotated[
+    str | None, typer.Option("--domain", help="domain column [default: domain]", rich_help_panel=OWN)
+]
+ImageSize = Annotated[int | None, typer.Option(help="images as squares of so many pixels", rich_help_panel=OWN)]
+Ignore = Annotated[str | None, typer.Option(help="columns to leave out, separated by commas", rich_help_panel=OWN)]
+Deal = Annotated[
+    str | None,
+    typer.Option(
+        "--partition", help="deal rows out, for example 'dirichlet(clients=10, alpha=0.5)'", rich_help_panel=OWN
+    ),
+]
+SchemaFile = Annotated[Path | None, typer.Option("--schema", help="schema.json of an earlier run", rich_help_panel=OWN)]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="leave out images that cannot be read", rich_help_panel=OWN)]
 Rounds = Annotated[int | None, typer.Option(help="federated rounds [default: the data set's]")]
 Participation = Annotated[float | None, typer.Option(help="share of the clients in a round [default: the data set's]")]
 Lr = Annotated[float | None, typer.Option(help="local learning rate [default: the data set's]")]
@@ -65,6 +91,15 @@ def run(
     device: Device = "cpu",
     eval_every: EvalEvery = 1,
     runner: RunnerOption = "auto",
+    data_dir: DataDir = None,
+    label: Label = None,
+    client: ClientColumn = None,
+    domain: DomainColumn = None,
+    image_size: ImageSize = None,
+    ignore: Ignore = None,
+    partition: Deal = None,
+    schema: SchemaFile = None,
+    skip_bad: SkipBad = False,
     out: Out = Path("runs"),
 ) -> None:
     """Train one method, and show what every domain and client got."""
@@ -75,6 +110,7 @@ def run(
     from equipoise.simulation import RoundRecord, check_options
 
     parse(method)  # say what is wrong with the method before anything is loaded
+    dataset = _source(dataset, data_dir, label, client, domain, image_size, ignore, partition, schema, skip_bad)
     data = load_federation(dataset)
     training = _training(data.protocol.training, lr, epochs, steps, batch, momentum, weight_decay, optimizer)
     job = Job(method, dataset, seed, rounds, participation, training, model, _runner(runner), device, eval_every)
@@ -124,6 +160,15 @@ def compare(
     eval_every: EvalEvery = 1,
     runner: RunnerOption = "auto",
     workers: Annotated[int | None, typer.Option(help="runs at a time [default: the number of cores]")] = None,
+    data_dir: DataDir = None,
+    label: Label = None,
+    client: ClientColumn = None,
+    domain: DomainColumn = None,
+    image_size: ImageSize = None,
+    ignore: Ignore = None,
+    partition: Deal = None,
+    schema: SchemaFile = None,
+    skip_bad: SkipBad = False,
     out: Out = Path("runs"),
 ) -> None:
     """Train several methods with several seeds, and print one table."""
@@ -134,6 +179,7 @@ def compare(
     from equipoise.method import parse
     from equipoise.simulation import check_options
 
+    dataset = _source(dataset, data_dir, label, client, domain, image_size, ignore, partition, schema, skip_bad)
     data = load_federation(dataset)
     names = [str(parse(text)) for text in split_list(methods)]
     if not names:
@@ -222,14 +268,45 @@ def methods(name: Annotated[str | None, typer.Argument(help="a method; leave it 
 
 
 @app.command()
-def datasets() -> None:
-    """The data sets that can be named."""
-    from equipoise.data import DATASETS
+def datasets(
+    name: Annotated[str | None, typer.Argument(help="a data set, or your own data; leave it out to see all")] = None,
+    plot: Annotated[bool, typer.Option("--plot", help="draw who holds what")] = False,
+    data_dir: DataDir = None,
+    label: Label = None,
+    client: ClientColumn = None,
+    domain: DomainColumn = None,
+    image_size: ImageSize = None,
+    ignore: Ignore = None,
+    partition: Deal = None,
+    schema: SchemaFile = None,
+    skip_bad: SkipBad = False,
+    out: Annotated[Path, typer.Option(help="where the picture goes")] = Path(),
+) -> None:
+    """The data sets that can be named, or one of them: who holds what, and how it is trained."""
+    from equipoise.data import DATASETS, load_federation
+    from equipoise.data.catalogue import availability
+    from equipoise.data.summary import client_table, facts
 
-    table = Table("data set", "what it is", "source", title="Data sets", title_justify="left")
-    for entry in DATASETS.values():
-        table.add_row(entry.name, entry.title, entry.reference)
-    screen.print(table)
+    if name is None:
+        _use_data_folder(data_dir)
+        table = Table("data set", "what it is", "its files", title="Data sets", title_justify="left")
+        for entry in DATASETS.values():
+            table.add_row(entry.name, entry.title, availability(entry.name))
+        screen.print(table)
+        screen.print("`equipoise datasets NAME --plot` shows one. Your own: `equipoise run ./my-data`.")
+        return
+    data = load_federation(
+        _source(name, data_dir, label, client, domain, image_size, ignore, partition, schema, skip_bad)
+    )
+    screen.print(client_table(data))
+    for line in facts(data, name):
+        screen.print(line, soft_wrap=True)
+    for note in data.notes:
+        errors.print(f"[yellow]Note:[/] {escape(note)}", soft_wrap=True)
+    if plot:
+        from equipoise.data.plots import draw
+
+        screen.print(f"Drawn: {draw(data, out / f'{data.name}.png')}", soft_wrap=True)
 
 
 @app.command()
@@ -244,6 +321,36 @@ def models() -> None:
 
 
 # --------------------------------------------------------------------------- helpers
+def _use_data_folder(folder: Path | None) -> None:
+    """Worker processes find the folder in the environment, too."""
+    if folder is not None:
+        os.environ["EQUIPOISE_DATA"] = str(folder)
+
+
+def _source(
+    dataset: str,
+    data_dir: Path | None,
+    label: str | None,
+    client: str | None,
+    domain: str | None,
+    image_size: int | None,
+    ignore: str | None,
+    partition: str | None,
+    schema: Path | None,
+    skip_bad: bool,
+) -> str:
+    """The data set as one text, with what the options say about it."""
+    from equipoise.data.catalogue import with_options
+
+    _use_data_folder(data_dir)
+    options = {
+        "label": label, "client": client, "domain": domain, "image_size": image_size,
+        "ignore": tuple(split_list(ignore or "")), "partition": partition, "schema": str(schema) if schema else None,
+        "skip_bad": skip_bad,
+    }  # fmt: skip
+    return with_options(dataset, options)
+
+
 def _training(
     base: Any,
     lr: float | None,
@@ -283,8 +390,9 @@ def _seeds(text: str) -> list[int]:
 def _run_table(result: Any) -> Table:
     from equipoise.metrics import figures
 
+    area = result.values("auc")  # where there are two classes
     table = Table(
-        "domain", "client", "samples", "accuracy", "loss", title_justify="left",
+        "domain", "client", "samples", "accuracy", "loss", *(["AUC"] if area else []), title_justify="left",
         title=f"{escape(str(result.method))} on {escape(result.federation.name)}, {result.scored} model, test data, "
         f"round {result.rounds[-1].round}",
     )  # fmt: skip
@@ -297,7 +405,8 @@ def _run_table(result: Any) -> Table:
                 if client.name in accuracy
                 else ("-", "-")
             )
-            table.add_row(escape(domain), escape(client.name), str(len(client.train)), *shown)
+            curve = [f"{area[client.name]:.3f}" if client.name in area else "-"] if area else []
+            table.add_row(escape(domain), escape(client.name), str(len(client.train)), *shown, *curve)
     table.add_section()
     for what, values in (("clients", accuracy), ("domains", result.by_domain())):
         f = figures([100 * v for v in values.values()])
@@ -323,6 +432,7 @@ def _comparison_table(table: Any, name: str) -> Table:
 
 
 def _next_commands(dataset: str, names: list[str]) -> list[str]:
+    dataset = shlex.quote(dataset)
     other = next((name for name in reversed(names) if not name.startswith("fedavg")), names[0])
     return [
         f'equipoise run {dataset} --method "{other}"          one method, client by client',

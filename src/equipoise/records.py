@@ -45,6 +45,8 @@ def manifest(run: Run) -> dict[str, object]:
         "data": {
             "name": data.name,
             "fingerprint": data.fingerprint,
+            "partition": data.partition,
+            "protocol": data.protocol.name,
             "clients": [{"name": c.name, "domain": c.domain, "train": len(c.train)} for c in data.clients],
             "classes": list(data.classes),
             "notes": list(data.notes),
