@@ -1,5 +1,6 @@
 """The command line as a user meets it: in a process of its own, and what it prints."""
 
+import os
 import subprocess
 import sys
 
@@ -11,9 +12,11 @@ from equipoise.types import EquipoiseError
 
 
 def equipoise(*words, cwd):
+    own = {name: value for name, value in os.environ.items() if name in ("HOME", "EQUIPOISE_CACHE", "EQUIPOISE_DATA")}
     return subprocess.run(
         [sys.executable, "-c", "from equipoise.cli import main; main()", *words],
-        cwd=cwd, capture_output=True, text=True, timeout=300, env={"COLUMNS": "160", "PATH": "", "PYTHONWARNINGS": "error"},
+        cwd=cwd, capture_output=True, text=True, timeout=300,
+        env={"COLUMNS": "160", "PATH": "", "PYTHONWARNINGS": "error", **own},
     )  # fmt: skip
 
 
@@ -95,6 +98,49 @@ def test_methods_lists_all_and_one():
 def test_datasets_and_models_are_listed():
     assert "scanners" in invoke("datasets").output
     assert "small_cnn" in invoke("models").output
+
+
+def test_one_data_set_is_shown(tmp_path):
+    done = equipoise("datasets", "gaussians(rotate=2)", "--plot", "--out", "pictures", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for word in ("gaussians: 3 clients", "mean 0.5", "300 rounds", "full batch", "EAGLE", "Fingerprint", "partition"):
+        assert word in done.stdout
+    assert (tmp_path / "pictures" / "gaussians.png").exists()
+    assert "not here" in equipoise("datasets", "--data-dir", str(tmp_path), cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("datasets", "digit"), "Did you mean `digits`"),
+        (("run", "./none"), "There is no file or folder `./none`"),
+        (("run", "digits", "--data-dir", "/none"), "The data folder `/none` does not exist"),
+        (("run", "digits(preset='cpuu')"), "Did you mean `cpu`"),
+    ],
+)
+def test_a_mistake_about_data_is_one_line(words, message, tmp_path):
+    done = equipoise(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.startswith("Error:")
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_data_folder_reaches_the_workers(tmp_path):
+    """The runs of a comparison happen in other processes."""
+    from equipoise.data import heart
+
+    folder = tmp_path / "data" / "heart_disease"
+    folder.mkdir(parents=True)
+    for domain in heart.DOMAINS:
+        rows = [f"{50 + i},1,{1 + i % 4},145,?,1,2,150,0,2.3,3,0,6,{i % 2}" for i in range(12)]
+        (folder / f"processed.{domain}.data").write_text("\n".join(rows))
+    done = equipoise(
+        "compare", "heart", "--data-dir", str(tmp_path / "data"), "--methods", "fedavg,fedheal", "--seeds", "1", "--rounds",
+        "1", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
 def test_seeds():

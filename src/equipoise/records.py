@@ -81,6 +81,8 @@ def save(run: Run, folder: Path) -> Path:
         place.mkdir(parents=True, exist_ok=True)
         rows = [{"round": record.round, **asdict(score)} for record in run.rounds for score in record.scores]
         pq.write_table(pa.Table.from_pylist(rows, schema=RECORDS), place / "records.parquet")
+        if run.federation.schema is not None:
+            (place / "schema.json").write_text(json.dumps(run.federation.schema, indent=2) + "\n")
         (place / "manifest.json").write_text(json.dumps(manifest(run), indent=2, default=_plain) + "\n")
     except OSError as error:
         raise EquipoiseError(f"Cannot write the run to `{place}`: {error.strerror}. Choose another --out.") from None

@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import struct
 import tempfile
 import time
 from collections import Counter
@@ -36,10 +37,11 @@ CHUNK = 1024  # images that are decoded before they are written
 MIXED_SIZE = 32  # images of different size are brought to this one, unless a size is given
 
 UNREAD = -1  # the label of an image that could not be read
+PNG = b"\x89PNG\r\n\x1a\n"
 ABANDONED = 24 * 3600  # seconds after which an unfinished pool belongs to nobody any more
 
 # What Pillow raises for files that are no images, or only a part of one, or too large to be one.
-UNREADABLE = (OSError, SyntaxError, ValueError, Image.DecompressionBombError)
+UNREADABLE = (OSError, SyntaxError, ValueError, IndexError, struct.error, Image.DecompressionBombError)
 Encoded = bytes | Path | np.ndarray  # a file's content, a file, or pixels [height, width] or [height, width, 3]
 
 
@@ -197,18 +199,25 @@ def _survey(loaded: Iterable[Pictures], size: int | None) -> tuple[int, int, int
     shapes, colour = set(), False
     for pictures in loaded:
         for image in pictures.images:
-            if isinstance(image, np.ndarray):
-                shapes.add(image.shape[:2])
-                colour |= image.ndim == 3
-                continue
             try:
-                with Image.open(_stream(image)) as header:
-                    shapes.add((header.height, header.width))
-                    colour |= not _is_grey(header.mode)
+                shape, has_colour = _header(image)
             except UNREADABLE:
                 continue  # decoding will say which one
+            shapes.add(shape)
+            colour |= has_colour
     height, width = shapes.pop() if len(shapes) == 1 and size is None else [size or MIXED_SIZE] * 2
     return 3 if colour else 1, height, width
+
+
+def _header(image: Encoded) -> tuple[tuple[int, int], bool]:
+    """Height and width of an image, and whether it has colour."""
+    if isinstance(image, np.ndarray):
+        return (image.shape[0], image.shape[1]), image.ndim == 3
+    if isinstance(image, bytes) and image[:8] == PNG and image[12:16] == b"IHDR":  # as most are: no need to open them
+        width, height = struct.unpack(">II", image[16:24])
+        return (height, width), image[25] not in (0, 4)
+    with Image.open(_stream(image)) as header:
+        return (header.height, header.width), not _is_grey(header.mode)
 
 
 def _stream(image: bytes | Path) -> io.BytesIO | Path:

@@ -9,6 +9,7 @@ from string import ascii_lowercase, ascii_uppercase, digits
 from typing import Literal
 
 import numpy as np
+import torch
 
 from equipoise.data.cache import Part, Pictures, pool
 from equipoise.data.federation import Federation, Protocol, divided_clients, numbered
@@ -55,9 +56,8 @@ def emnist(alpha: float = 0.1, preset: Literal["cpu", "eagle"] = "cpu", seed: in
     models `linear` and `cnn`, its seeds 0, 42, 100 and 200, for the partition (`seed` here) and for the run.
     """
     images = pool("emnist", [_part()])
-    chosen = stratified(images.y, min(IMAGES, len(images.y)), "emnist", "images")
-    parts = dirichlet(images.y[chosen], CLIENTS, alpha, min_size=10, seed=seed)
-    clients = divided_clients(numbered([chosen[part] for part in parts]), SHARES, seed, "emnist")
+    parts = dirichlet(images.y, CLIENTS, alpha, min_size=10, seed=seed)
+    clients = divided_clients(numbered(parts), SHARES, seed, "emnist")
     protocol = PRESETS[preset]
     return Federation(
         "emnist",
@@ -73,12 +73,21 @@ def emnist(alpha: float = 0.1, preset: Literal["cpu", "eagle"] = "cpu", seed: in
 
 
 def _part() -> Part:
-    """The official test split, as Parquet or as NIST offers it."""
+    """Some of the official test split, which lies there as Parquet or as NIST offers it."""
+    whole = None
     for place in SOURCE.places():
         files = [place / name for name in SOURCE.layout.split(" and ")]
         if all(path.exists() for path in files):
-            return Part("emnist/test", tuple(files), partial(_idx, *files))
-    return SOURCE.part("test", CLASSES, "emnist/test")
+            whole = Part("emnist/test", tuple(files), partial(_idx, *files))
+    whole = whole or SOURCE.part("test", CLASSES, "emnist/test")
+    return Part(whole.name, whole.files, partial(_chosen, whole), str(IMAGES))
+
+
+def _chosen(whole: Part) -> Pictures:
+    pictures = whole.load()
+    labels = torch.tensor(pictures.labels, dtype=torch.long)
+    kept = stratified(labels, min(IMAGES, len(labels)), "emnist", "images").tolist()
+    return Pictures([pictures.images[i] for i in kept], labels[kept].numpy(), lambda i: pictures.name(kept[i]))
 
 
 def _idx(images: Path, labels: Path) -> Pictures:
@@ -93,6 +102,6 @@ def _array(path: Path) -> np.ndarray:
     try:
         content = gzip.decompress(path.read_bytes())
         shape = np.frombuffer(content, ">u4", content[3], 4)
-        return np.frombuffer(content, np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
+        return np.frombuffer(bytearray(content), np.uint8, offset=4 + 4 * len(shape)).reshape(shape)
     except (OSError, EOFError, ValueError, IndexError) as error:
         raise EquipoiseError(f"Cannot read `{path}`: {error}. Fetch it again.") from None

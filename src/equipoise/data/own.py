@@ -183,7 +183,12 @@ def _held(pieces: Sequence[Piece], column: str, path: str) -> list[Holding]:
             raise EquipoiseError(f"Row {names.index(None)} of {piece.where} has no client in column `{column}`.")
         for name, rows in by_id([as_text(value) for value in names]).items():
             found.append(Holding(name, piece, rows, start + rows))
-    return found
+    return sorted(found, key=lambda holding: _by_number(holding.client))
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """A key that puts `site 10` behind `site 2`."""
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _dealt(pieces: Sequence[Piece], rule: str, y: Tensor) -> list[Holding]:
