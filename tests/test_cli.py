@@ -16,9 +16,10 @@ COMMAND = [sys.executable, "-c", "from equipoise.cli import main; main()"]
 
 
 def equipoise(*words, cwd, width=160):
+    own = {name: value for name, value in os.environ.items() if name in ("HOME", "EQUIPOISE_CACHE", "EQUIPOISE_DATA")}
     return subprocess.run(
         [*COMMAND, *words], cwd=cwd, capture_output=True, text=True, timeout=300,
-        env={"COLUMNS": str(width), "PATH": "", "PYTHONWARNINGS": "error"},
+        env={"COLUMNS": str(width), "PATH": "", "PYTHONWARNINGS": "error", **own},
     )  # fmt: skip
 
 
@@ -155,6 +156,49 @@ def test_progress_tells_the_worst_from_the_average():
         "average 70.0 %, worst client 50.0 %"
     )
     assert worst_and_average(RoundRecord(1, (0, 1), (0.5, 0.5), {}, (), 0.1)) is None
+
+
+def test_one_data_set_is_shown(tmp_path):
+    done = equipoise("datasets", "gaussians(rotate=2)", "--plot", "--out", "pictures", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for word in ("gaussians: 3 clients", "mean 0.5", "300 rounds", "full batch", "EAGLE", "Fingerprint", "partition"):
+        assert word in done.stdout
+    assert (tmp_path / "pictures" / "gaussians.png").exists()
+    assert "not here" in equipoise("datasets", "--data-dir", str(tmp_path), cwd=tmp_path).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("datasets", "digit"), "Did you mean `digits`"),
+        (("run", "./none"), "There is no file or folder `./none`"),
+        (("run", "digits", "--data-dir", "/none"), "The data folder `/none` does not exist"),
+        (("run", "digits(preset='cpuu')"), "Did you mean `cpu`"),
+    ],
+)
+def test_a_mistake_about_data_is_one_line(words, message, tmp_path):
+    done = equipoise(*words, cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert done.stderr.startswith("Error:")
+    assert done.stderr.count("\n") == 1
+
+
+def test_the_data_folder_reaches_the_workers(tmp_path):
+    """The runs of a comparison happen in other processes."""
+    from equipoise.data import heart
+
+    folder = tmp_path / "data" / "heart_disease"
+    folder.mkdir(parents=True)
+    for domain in heart.DOMAINS:
+        rows = [f"{50 + i},1,{1 + i % 4},145,?,1,2,150,0,2.3,3,0,6,{i % 2}" for i in range(12)]
+        (folder / f"processed.{domain}.data").write_text("\n".join(rows))
+    done = equipoise(
+        "compare", "heart", "--data-dir", str(tmp_path / "data"), "--methods", "fedavg,fedheal", "--seeds", "1", "--rounds",
+        "1", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(list((tmp_path / "runs").iterdir())) == 2
 
 
 def test_seeds():

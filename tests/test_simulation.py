@@ -214,8 +214,14 @@ def test_evaluation_happens_when_asked_and_at_the_end():
 
 
 def test_a_model_of_ones_own():
-    with pytest.raises(EquipoiseError, match=r"must return equipoise\.Outputs"):
-        run("fedavg", blobs(), model=torch.nn.Linear(6, 3), rounds=1)
+    class Pair(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x), x
+
+    with pytest.raises(
+        EquipoiseError, match=r"`Pair` must return logits as a tensor, or equipoise\.Outputs.*Found tuple"
+    ):
+        run("fedavg", blobs(), model=Pair(6, 3), rounds=1)
 
     class Wrong(torch.nn.Module):
         def __init__(self):

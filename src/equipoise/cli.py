@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -46,7 +48,31 @@ errors = Console(stderr=True, highlight=False)
 COMPARED = "fedavg,fedheal,fedequilibria,eagle,fedfe,f2dc"
 STOPPED = 130  # the exit code of a program that Ctrl-C ended
 
-Dataset = Annotated[str, typer.Argument(help="a data set, for example scanners; `equipoise datasets` lists them")]
+Dataset = Annotated[
+    str,
+    typer.Argument(
+        help="a data set (`equipoise datasets` lists them), a folder or table of your own, or an id of the Hugging Face hub"
+    ),
+]
+OWN = "Your own data"
+DataDir = Annotated[Path | None, typer.Option(help="folder with the data sets' files [default: $EQUIPOISE_DATA]")]
+Label = Annotated[str | None, typer.Option(help="label column [default: label]", rich_help_panel=OWN)]
+ClientColumn = Annotated[
+    str | None, typer.Option("--client", help="client column [default: client]", rich_help_panel=OWN)
+]
+DomainColumn = Annotated[
+    str | None, typer.Option("--domain", help="domain column [default: domain]", rich_help_panel=OWN)
+]
+ImageSize = Annotated[int | None, typer.Option(help="images as squares of so many pixels", rich_help_panel=OWN)]
+Ignore = Annotated[str | None, typer.Option(help="columns to leave out, separated by commas", rich_help_panel=OWN)]
+Deal = Annotated[
+    str | None,
+    typer.Option(
+        "--partition", help="deal rows out, for example 'dirichlet(clients=10, alpha=0.5)'", rich_help_panel=OWN
+    ),
+]
+SchemaFile = Annotated[Path | None, typer.Option("--schema", help="schema.json of an earlier run", rich_help_panel=OWN)]
+SkipBad = Annotated[bool, typer.Option("--skip-bad", help="leave out images that cannot be read", rich_help_panel=OWN)]
 Rounds = Annotated[int | None, typer.Option(help="federated rounds [default: the data set's]")]
 Participation = Annotated[float | None, typer.Option(help="share of the clients in a round [default: the data set's]")]
 Lr = Annotated[float | None, typer.Option(help="local learning rate [default: the data set's]")]
@@ -81,10 +107,20 @@ def run(
     device: Device = "cpu",
     eval_every: EvalEvery = 1,
     runner: RunnerOption = "auto",
+    data_dir: DataDir = None,
+    label: Label = None,
+    client: ClientColumn = None,
+    domain: DomainColumn = None,
+    image_size: ImageSize = None,
+    ignore: Ignore = None,
+    partition: Deal = None,
+    schema: SchemaFile = None,
+    skip_bad: SkipBad = False,
     out: Out = Path("runs"),
 ) -> None:
     """Train one method, and show what every domain and client got."""
     parse(method)  # say what is wrong with the method before anything is loaded
+    dataset = _source(dataset, data_dir, label, client, domain, image_size, ignore, partition, schema, skip_bad)
     data = load_federation(dataset)
     job = Job(
         method=method,
@@ -140,9 +176,19 @@ def compare(
     eval_every: EvalEvery = 1,
     runner: RunnerOption = "auto",
     workers: Annotated[int | None, typer.Option(help="runs at a time [default: the number of cores]", min=1)] = None,
+    data_dir: DataDir = None,
+    label: Label = None,
+    client: ClientColumn = None,
+    domain: DomainColumn = None,
+    image_size: ImageSize = None,
+    ignore: Ignore = None,
+    partition: Deal = None,
+    schema: SchemaFile = None,
+    skip_bad: SkipBad = False,
     out: Out = Path("runs"),
 ) -> None:
     """Train several methods with several seeds, and print one table."""
+    dataset = _source(dataset, data_dir, label, client, domain, image_size, ignore, partition, schema, skip_bad)
     data = load_federation(dataset)
     names = list(dict.fromkeys(str(parse(text)) for text in split_list(COMPARED if methods is None else methods)))
     if not names:
@@ -235,12 +281,44 @@ def methods(name: Annotated[str | None, typer.Argument(help="a method; leave it 
 
 
 @app.command()
-def datasets() -> None:
-    """The data sets that can be named."""
-    table = Table("data set", "what it is", "source", title="Data sets", title_justify="left")
-    for entry in DATASETS.values():
-        table.add_row(entry.name, entry.title, entry.reference)
-    screen.print(table)
+def datasets(
+    name: Annotated[str | None, typer.Argument(help="a data set, or your own data; leave it out to see all")] = None,
+    plot: Annotated[bool, typer.Option("--plot", help="draw who holds what")] = False,
+    data_dir: DataDir = None,
+    label: Label = None,
+    client: ClientColumn = None,
+    domain: DomainColumn = None,
+    image_size: ImageSize = None,
+    ignore: Ignore = None,
+    partition: Deal = None,
+    schema: SchemaFile = None,
+    skip_bad: SkipBad = False,
+    out: Annotated[Path, typer.Option(help="where the picture goes")] = Path(),
+) -> None:
+    """The data sets that can be named, or one of them: who holds what, and how it is trained."""
+    from equipoise.data.catalogue import availability
+    from equipoise.data.summary import client_table, facts
+
+    if name is None:
+        _use_data_folder(data_dir)
+        table = Table("data set", "what it is", "its files", title="Data sets", title_justify="left")
+        for entry in DATASETS.values():
+            table.add_row(entry.name, entry.title, availability(entry.name))
+        screen.print(table)
+        screen.print("`equipoise datasets NAME --plot` shows one. Your own: `equipoise run ./my-data`.")
+        return
+    data = load_federation(
+        _source(name, data_dir, label, client, domain, image_size, ignore, partition, schema, skip_bad)
+    )
+    screen.print(client_table(data))
+    for line in facts(data, name):
+        screen.print(line, soft_wrap=True)
+    for note in data.notes:
+        errors.print(f"[yellow]Note:[/] {escape(note)}", soft_wrap=True)
+    if plot:
+        from equipoise.data.plots import draw
+
+        screen.print(f"Drawn: {draw(data, out / f'{data.name}.png')}", soft_wrap=True)
 
 
 @app.command()
@@ -253,6 +331,36 @@ def models() -> None:
 
 
 # --------------------------------------------------------------------------- reading options
+def _use_data_folder(folder: Path | None) -> None:
+    """Worker processes find the folder in the environment, too."""
+    if folder is not None:
+        os.environ["EQUIPOISE_DATA"] = str(folder)
+
+
+def _source(
+    dataset: str,
+    data_dir: Path | None,
+    label: str | None,
+    client: str | None,
+    domain: str | None,
+    image_size: int | None,
+    ignore: str | None,
+    partition: str | None,
+    schema: Path | None,
+    skip_bad: bool,
+) -> str:
+    """The data set as one text, with what the options say about it."""
+    from equipoise.data.catalogue import with_options
+
+    _use_data_folder(data_dir)
+    options = {
+        "label": label, "client": client, "domain": domain, "image_size": image_size,
+        "ignore": tuple(split_list(ignore or "")), "partition": partition, "schema": str(schema) if schema else None,
+        "skip_bad": skip_bad,
+    }  # fmt: skip
+    return with_options(dataset, options)
+
+
 def _training(
     data: Federation,
     lr: float | None,
@@ -350,18 +458,22 @@ def _shown_progress(bar: Progress, todo: Sequence[Job], total: int) -> Callable[
 
 
 def _run_table(result: Run) -> Table:
+    accuracy, loss, area = (result.values(metric) for metric in ("accuracy", "loss", "auc"))
     table = Table(
-        "domain", "client", "samples", "accuracy", "loss", title_justify="left",
+        "domain", "client", "samples", "accuracy", "loss", *(["AUC"] if area else []), title_justify="left",
         title=f"{escape(str(result.method))} on {escape(result.federation.name)}, {result.scored} model, test data, "
         f"round {result.rounds[-1].round}",
     )  # fmt: skip
-    accuracy, loss = result.values("accuracy"), result.values("loss")
     for domain in result.federation.domains:
-        for client in result.federation.clients:
-            if (client.domain or client.name) == domain:
-                scored = client.name in accuracy
-                shown = (f"{100 * accuracy[client.name]:.1f} %", f"{loss[client.name]:.3f}") if scored else ("-", "-")
-                table.add_row(escape(domain), escape(client.name), str(len(client.train)), *shown)
+        members = [c for c in result.federation.clients if (c.domain or c.name) == domain]
+        for client in members:
+            shown = (
+                (f"{100 * accuracy[client.name]:.1f} %", f"{loss[client.name]:.3f}")
+                if client.name in accuracy
+                else ("-", "-")
+            )
+            curve = [f"{area[client.name]:.3f}" if client.name in area else "-"] if area else []
+            table.add_row(escape(domain), escape(client.name), str(len(client.train)), *shown, *curve)
     table.add_section()
     for what, values in (("clients", accuracy), ("domains", result.by_domain())):
         f = figures([100 * v for v in values.values()])
@@ -401,6 +513,7 @@ def _one_table(table: Comparison, name: str, columns: Sequence[str], spreads: Se
 
 
 def _next_commands(dataset: str, best: str) -> list[str]:
+    dataset = shlex.quote(dataset)
     return [
         f'equipoise run {dataset} --method "{best}"     one method, client by client',
         f'equipoise compare {dataset} --methods "fedavg,local_only,centralised,{best}"     what joining is worth',

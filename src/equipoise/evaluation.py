@@ -10,6 +10,7 @@ from torch import Tensor
 
 from equipoise.data.federation import Federation, Split
 from equipoise.method import Method
+from equipoise.metrics import auc
 from equipoise.round import BUFFERS, PRIVATE
 from equipoise.task import Task
 from equipoise.types import ClientState, Server, Tensors
@@ -60,10 +61,17 @@ def evaluate(
             ]
         for (k, index), values in zip(holders, scores, strict=True):
             client = federation.clients[k]
-            for metric, value in values.items():
-                mean = float(value.double().mean())
-                found.append(Score(client.name, client.domain or client.name, split, metric, mean, len(index)))
+            for metric, value in _figures(values, federation.y[index]).items():
+                found.append(Score(client.name, client.domain or client.name, split, metric, value, len(index)))
     return found
+
+
+def _figures(values: Mapping[str, Tensor], y: Tensor) -> dict[str, float]:
+    """One client's figures from what is known of each of its samples: means, and the AUC where there are margins."""
+    figures = {metric: float(value.double().mean()) for metric, value in values.items() if metric != "margin"}
+    if "margin" in values and len(y.unique()) == 2:  # of a single class there is none
+        figures["auc"] = auc(values["margin"].cpu(), y.cpu())
+    return figures
 
 
 def _has_own(method: Method, task: Task) -> bool:

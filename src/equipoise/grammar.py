@@ -10,7 +10,7 @@ import difflib
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
@@ -42,6 +42,16 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     return f" Did you mean `{close[0]}`?" if close else ""
 
 
+def list_of(words: Sequence[str], most: int = 5) -> str:
+    """Some words for a message, and how many more there are.
+
+    >>> list_of(["a", "b", "c"], 2)
+    'a, b and 1 more'
+    """
+    shown = ", ".join(words[:most])
+    return f"{shown} and {len(words) - most} more" if len(words) > most else shown
+
+
 def split_list(text: str) -> list[str]:
     """Split at the commas outside brackets.
 
@@ -69,6 +79,18 @@ def parse_calls(text: str) -> list[Call]:
         raise EquipoiseError(
             f"Cannot read `{text}`: {error.msg}. Write for example `eagle(lam=0.1) + fedheal`."
         ) from None
+
+
+def parse_one(text: str, kind: str) -> Call:
+    """A single call.
+
+    >>> parse_one("mlp(hidden=(64,))", "model").name
+    'mlp'
+    """
+    calls = parse_calls(text)
+    if len(calls) != 1:
+        raise EquipoiseError(f"Name one {kind}. Found `{text}`.")
+    return calls[0]
 
 
 def _calls(node: ast.expr, text: str) -> list[Call]:
@@ -179,15 +201,17 @@ def require(condition: bool, parameter: str, rule: str, value: Value) -> None:
 
 
 class Registry(dict[str, Entry[Built]]):
-    """Builders by name."""
+    """Builders by name. `listed` by a command of the same name, unless there is none."""
 
-    def __init__(self, kind: str) -> None:
+    def __init__(self, kind: str, listed: bool = True) -> None:
         super().__init__()
         self.kind = kind
+        self.listed = listed
 
     def find(self, name: str) -> Entry[Built]:
         if name not in self:
-            raise EquipoiseError(
-                f"Unknown {self.kind} `{name}`.{did_you_mean(name, self)} `equipoise {self.kind}s` lists them all."
+            all_of_them = (
+                f"`equipoise {self.kind}s` lists them all." if self.listed else f"There are {', '.join(self)}."
             )
+            raise EquipoiseError(f"Unknown {self.kind} `{name}`.{did_you_mean(name, self)} {all_of_them}")
         return self[name]

@@ -58,6 +58,8 @@ def manifest(run: Run) -> dict[str, object]:
         "data": {
             "name": data.name,
             "fingerprint": data.fingerprint,
+            "partition": data.partition,
+            "protocol": data.protocol.name,
             "clients": [{"name": c.name, "domain": c.domain, "train": len(c.train)} for c in data.clients],
             "classes": list(data.classes),
             "notes": list(data.notes),
@@ -93,6 +95,8 @@ def save(run: Run, folder: Path) -> Path:
         rows = [{"round": record.round, **asdict(score)} for record in run.rounds for score in record.scores]
         pq.write_table(pa.Table.from_pylist(rows, schema=RECORDS), place / "records.parquet")
         pq.write_table(pa.Table.from_pylist(_weights(run), schema=WEIGHTS), place / "weights.parquet")
+        if run.federation.schema is not None:
+            (place / "schema.json").write_text(json.dumps(run.federation.schema, indent=2) + "\n")
         (place / "manifest.json").write_text(json.dumps(manifest(run), indent=2, default=_plain) + "\n")
     except OSError as error:
         raise EquipoiseError(f"Cannot write the run to `{place}`: {error.strerror}. Choose another --out.") from None

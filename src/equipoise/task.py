@@ -19,7 +19,8 @@ from equipoise import seeds
 from equipoise.data.federation import Federation
 from equipoise.grammar import did_you_mean
 from equipoise.method import Method
-from equipoise.models import Noise, build_model
+from equipoise.models import Noise, adapt, build_model
+from equipoise.models.adapt import Adapted
 from equipoise.models.noise import hand_in_noise
 from equipoise.roles import Wrap
 from equipoise.training import Training
@@ -67,6 +68,7 @@ class Task:
         network = _built(model or federation.protocol.model, federation, seed)
         network = hand_in_noise(network)
         example = federation.example()
+        network = _adapted(network, example)
         classes = len(federation.classes)
         for wrap in method.wrap:
             network = _wrapped(network, wrap, classes, example, seed)
@@ -168,7 +170,10 @@ class Task:
 
     @torch.no_grad()
     def scores(self, params: Tensors, buffers: Tensors, index: Tensor) -> dict[str, Tensor]:
-        """For each sample: its `loss`, whether it was `accuracy` 1 or 0, and the same for every extra view of the model."""
+        """For each sample: its `loss`, whether it was `accuracy` 1 or 0, and the same for every extra view of the model.
+
+        With two classes also its `margin`, by which the second one is ahead of the first.
+        """
         found: dict[str, list[Tensor]] = {}
         for x, y, _ in self.chunks(Samples(index, None)):
             out = self.apply(params, buffers, x)
@@ -180,6 +185,8 @@ class Task:
             for name, logits in views.items():
                 found.setdefault(name, []).append((logits.argmax(1) == y).float())
             found.setdefault("loss", []).append(F.cross_entropy(out.logits, y, reduction="none"))
+            if self.classes == 2:
+                found.setdefault("margin", []).append(out.logits[:, 1] - out.logits[:, 0])
         return {name: torch.cat(values).cpu() for name, values in found.items()}
 
 
@@ -195,18 +202,29 @@ def _wrapped(network: nn.Module, wrap: Wrap, classes: int, example: Tensor, seed
     return seeds.initialised(lambda: wrap(network, classes, example), seed, "wrap", wrap.key)
 
 
-def _check_outputs(network: nn.Module, example: Tensor, classes: int) -> None:
+def _tried(network: nn.Module, example: Tensor) -> object:
+    """What a model returns, found on a copy of it."""
     with torch.no_grad():
-        out = copy.deepcopy(network).eval()(example)
-    kind = type(network).__name__
+        return copy.deepcopy(network).eval()(example)
+
+
+def _adapted(network: nn.Module, example: Tensor) -> nn.Module:
+    """A model that returns a plain tensor as one that returns `Outputs`."""
+    return adapt(network) if isinstance(_tried(network, example), Tensor) else network
+
+
+def _check_outputs(network: nn.Module, example: Tensor, classes: int) -> None:
+    out = _tried(network, example)
+    kind = type(network.model if isinstance(network, Adapted) else network).__name__
     if not isinstance(out, Outputs):
         raise EquipoiseError(
-            f"Model `{kind}` must return equipoise.Outputs(logits, features). Found {type(out).__name__}: "
-            "wrap it with equipoise.models.adapt(model)."
+            f"Model `{kind}` must return logits as a tensor, or equipoise.Outputs(logits, features). Found "
+            f"{type(out).__name__}: let its forward return the logits."
         )
-    if tuple(out.logits.shape) != (len(example), classes):
+    outputs = classes + int(getattr(network, "spare_outputs", 0))
+    if tuple(out.logits.shape) != (len(example), outputs):
         raise EquipoiseError(
-            f"Model `{kind}` must return logits [batch, {classes}], one per class. Found {list(out.logits.shape)} for a "
+            f"Model `{kind}` must return logits [batch, {outputs}], one per class. Found {list(out.logits.shape)} for a "
             f"batch of {len(example)}: check the width of its last layer."
         )
 

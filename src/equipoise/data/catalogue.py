@@ -2,34 +2,123 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import get_args, get_type_hints
 
+from equipoise.data.cifar10 import cifar10
+from equipoise.data.digits import digits
+from equipoise.data.dirty_mnist import dirty_mnist
+from equipoise.data.emnist import emnist
 from equipoise.data.federation import Federation
+from equipoise.data.files import TABLES
+from equipoise.data.fmnist3 import fmnist3
 from equipoise.data.gaussians import gaussians
+from equipoise.data.heart import heart
+from equipoise.data.mnist_shards import mnist_shards
+from equipoise.data.office_caltech import office_caltech
+from equipoise.data.own import own
+from equipoise.data.pacs import pacs
 from equipoise.data.scanners import scanners
-from equipoise.grammar import Entry, Registry, parse_calls
+from equipoise.data.sources import Source
+from equipoise.grammar import Call, Entry, Registry, parse_one
 from equipoise.types import EquipoiseError
 
 DATASETS: Registry[Federation] = Registry("dataset")
+NAMED = re.compile(r"\s*([A-Za-z_][\w-]*)\s*(\(.*\))?\s*", re.DOTALL)  # a name, with arguments perhaps
 
 
 def _register(function: Callable[..., Federation], reference: str) -> None:
-    title = (function.__doc__ or "").strip().split("\n")[0]
-    DATASETS[function.__name__] = Entry(function.__name__, function, title, reference)
+    name = function.__name__.replace("_", "-")
+    DATASETS[name] = Entry(name, function, (function.__doc__ or "").strip().split("\n")[0], reference)
+
+
+def presets(name: str) -> tuple[str, ...]:
+    """The presets of a data set.
+
+    >>> presets("pacs")
+    ('cpu', 'fedequilibria', 'f2dc')
+    """
+    entry = DATASETS.get(_plain_name(name))
+    hint = get_type_hints(entry.function).get("preset") if entry else None
+    return tuple(map(str, get_args(hint)))
+
+
+def availability(name: str) -> str:
+    """Whether the files of a data set are there, in a word or two."""
+    sources = sources_of(name)
+    missing = [source for source in sources if not source.is_here]
+    if not sources:
+        return "none needed" if name != "own" else ""
+    if not missing:
+        return "here"
+    return ", ".join(f"{source.title}: {source.otherwise}" for source in missing)
+
+
+def sources_of(name: str) -> tuple[Source, ...]:
+    """Where the files of a data set come from, as its module says."""
+    module = sys.modules[DATASETS[name].function.__module__]
+    return tuple(getattr(module, "NEEDS", ()))
+
+
+def _plain_name(text: str) -> str:
+    named = NAMED.fullmatch(text)
+    return named[1].replace("_", "-") if named else text
 
 
 _register(scanners, "scikit-learn's handwritten digits (Alpaydin and Kaynak, 1998)")
 _register(gaussians, "EAGLE, section 4.1")
+_register(digits, "MNIST, USPS, SVHN, SYN; FedHEAL, FedEquilibria, F2DC")
+_register(office_caltech, "Gong et al., 2012; FedHEAL, FedEquilibria, F2DC")
+_register(pacs, "Li et al., 2017; FedEquilibria, F2DC")
+_register(emnist, "Cohen et al., 2017; EAGLE")
+_register(dirty_mnist, "Mukhoti et al., 2023; EAGLE")
+_register(cifar10, "Krizhevsky, 2009; FedFE, FedFV")
+_register(mnist_shards, "LeCun et al., 1998; FedFE, FedFV")
+_register(fmnist3, "Xiao et al., 2017; FedFE, FedFV")
+_register(heart, "Detrano et al., 1989 (UCI, CC BY 4.0)")
+_register(own, "yours")
+
+
+def is_path(text: str) -> bool:
+    """Whether a text names a user's own data (a file, a folder, an id of the Hugging Face hub), not a data set of ours.
+
+    >>> is_path("./my-data"), is_path("owner/name"), is_path("table.csv"), is_path("digits(preset='cpu')")
+    (True, True, True, False)
+    """
+    named = NAMED.fullmatch(text)
+    if named:
+        return named[1].replace("_", "-") not in DATASETS and Path(text).exists()
+    return "/" in text or os.sep in text or Path(text).suffix in TABLES or Path(text).exists()
+
+
+def with_options(text: str, options: Mapping[str, object]) -> str:
+    """Own data together with the options of the command line, as one text that `load_federation` reads.
+
+    >>> with_options("./table.csv", {"label": "ill", "client": None})
+    "own(path='./table.csv', label='ill')"
+    """
+    given = {name: value for name, value in options.items() if value}
+    if is_path(text):
+        return str(Call("own", (("path", text), *given.items())))
+    if given:
+        option = next(iter(given)).replace("_", "-")
+        raise EquipoiseError(f"--{option} is for your own data. `{text}` is a data set with arguments: {text}(...).")
+    return text
 
 
 def load_federation(text: str) -> Federation:
-    """A federation from text such as `scanners` or `gaussians(rotate=2)`.
+    """A federation from text: a data set such as `gaussians(rotate=2)`, or the path of your own data.
 
     >>> len(load_federation("gaussians"))
     3
     """
-    calls = parse_calls(text)
-    if len(calls) != 1:
-        raise EquipoiseError(f"Name one data set. Found `{text}`.")
-    entry = DATASETS.find(calls[0].name)
-    return entry.function(**entry.check(dict(calls[0].arguments)))
+    if is_path(text):
+        return own(text)
+    named = NAMED.fullmatch(text)  # names of data sets may have hyphens, which the grammar of methods does not know
+    call = parse_one(named[1].replace("-", "_") + (named[2] or "") if named else text, "data set")
+    entry = DATASETS.find(call.name.replace("_", "-"))
+    return entry.function(**entry.check(dict(call.arguments)))

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from equipoise import seeds
+from equipoise.data import partitions
 from equipoise.grammar import require
 from equipoise.training import Training
 from equipoise.types import EquipoiseError
@@ -81,6 +82,8 @@ class Federation:
     protocol: Protocol = field(default_factory=Protocol)
     preparation: Preparation = field(default_factory=Preparation)
     notes: tuple[str, ...] = ()  # what a reader of results must know (generated data, smaller settings)
+    digest: str = ""  # hash of the pool, where it is known already: a large pool on disk need not be read for it
+    schema: Mapping[str, object] | None = None  # of a table: its columns and their levels
 
     def __post_init__(self) -> None:
         twins = [name for name, count in Counter(c.name for c in self.clients).items() if count > 1]
@@ -142,14 +145,17 @@ class Federation:
     @property
     def fingerprint(self) -> str:
         """A hash of the pool and of the partition: two runs with the same one saw the same data."""
-        digest = hashlib.sha256(repr((self.classes, tuple(self.x.shape), str(self.x.dtype))).encode())
-        for tensor in (self.x, self.y):
-            digest.update(np.ascontiguousarray(tensor.numpy()).data)
-        for client in self.clients:
-            digest.update(repr((client.name, client.domain, client.joins)).encode())
-            for index in (client.train, client.validation, client.test):
-                digest.update(np.ascontiguousarray(index.numpy()).data)
+        digest = hashlib.sha256(repr((self.classes, tuple(self.x.shape), str(self.x.dtype), self.digest)).encode())
+        for tensor in () if self.digest else (self.x, self.y):
+            digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
+        digest.update(repr([(client.name, client.domain, client.joins) for client in self.clients]).encode())
+        digest.update(self.partition.encode())
         return digest.hexdigest()[:16]
+
+    @property
+    def partition(self) -> str:
+        """A hash of who holds which samples alone."""
+        return partitions.fingerprint([c.split(name) for c in self.clients for name in get_args(Split)])
 
     # ------------------------------------------------------------------ other federations made of this one
     def with_validation(self, share: float = 0.2, seed: int = 0) -> Federation:
@@ -213,6 +219,20 @@ class Federation:
             clients.append(Client(client, index, held_out, tested, domain, joined))
         x, y, class_names = pool.finish(classes)
         return cls(name, x, y, tuple(clients), class_names, protocol or Protocol())
+
+
+def divided_clients(
+    parts: Mapping[str, Tensor], shares: tuple[float, float, float], *path: int | str
+) -> tuple[Client, ...]:
+    """A client for each named part, whose samples are divided into training, validation and test ones."""
+    return tuple(
+        Client(name, *partitions.three_ways(part, shares, *path, "split", name)) for name, part in parts.items()
+    )
+
+
+def numbered(parts: Sequence[Tensor]) -> dict[str, Tensor]:
+    """Parts of clients that have no names of their own."""
+    return {f"client {k}": part for k, part in enumerate(parts)}
 
 
 def _divide(index: Tensor, share: float, seed: int, *path: str) -> tuple[Tensor, Tensor]:

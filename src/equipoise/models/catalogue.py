@@ -7,8 +7,9 @@ from collections.abc import Callable
 from torch import nn
 
 from equipoise import seeds
-from equipoise.grammar import Entry, Registry, parse_calls
-from equipoise.models.small import linear, mlp, small_cnn
+from equipoise.grammar import Entry, Registry, parse_one
+from equipoise.models.resnet import resnet10, resnet12
+from equipoise.models.small import cnn, linear, mlp, small_cnn
 from equipoise.types import EquipoiseError
 
 MODELS: Registry[nn.Module] = Registry("model")
@@ -18,7 +19,7 @@ def _register(function: Callable[..., nn.Module]) -> None:
     MODELS[function.__name__] = Entry(function.__name__, function, (function.__doc__ or "").strip().split("\n")[0])
 
 
-for builder in (linear, mlp, small_cnn):
+for builder in (linear, mlp, cnn, resnet10, resnet12, small_cnn):
     _register(builder)
 
 
@@ -28,11 +29,9 @@ def build_model(text: str, input_shape: tuple[int, ...], classes: int, seed: int
     >>> sum(p.numel() for p in build_model("linear", (784,), 10).parameters())
     7850
     """
-    calls = parse_calls(text)
-    if len(calls) != 1:
-        raise EquipoiseError(f"Name one model. Found `{text}`.")
-    entry = MODELS.find(calls[0].name)
-    given = dict(calls[0].arguments)
+    call = parse_one(text, "model")
+    entry = MODELS.find(call.name)
+    given = dict(call.arguments)
     reserved = {"input_shape", "classes"} & set(given)
     if reserved:
         raise EquipoiseError(f"`{reserved.pop()}` of a model follows from the data. Leave it out of `{text}`.")

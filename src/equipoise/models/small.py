@@ -1,4 +1,4 @@
-"""Small models: logistic regression, a multi-layer perceptron, a convolutional network for the embedded digits."""
+"""Small models: logistic regression, a multi-layer perceptron, and two convolutional networks."""
 
 from __future__ import annotations
 
@@ -67,15 +67,60 @@ def _stacked_linear(name: str, params: Tensors, x: Tensor) -> Tensor:
     return torch.baddbmm(params[f"{name}.bias"].unsqueeze(1), x, params[f"{name}.weight"].mT)
 
 
-def linear(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+class Probabilities(nn.Module):
+    """A model whose outputs go through a softmax, before a loss that has one of its own: as FedFV's release has it."""
+
+    def __init__(self, model: nn.Module, spare_outputs: int = 0) -> None:
+        super().__init__()
+        self.model = model
+        self.spare_outputs = spare_outputs
+
+    def forward(self, x: Tensor) -> Outputs:
+        out = self.model(x)
+        return out._replace(logits=out.logits.softmax(-1))
+
+
+def linear(input_shape: tuple[int, ...], classes: int, double_softmax: bool = False) -> nn.Module:
     """Multinomial logistic regression."""
-    return MLP(prod(input_shape), (), classes)
+    model = MLP(prod(input_shape), (), classes)
+    return Probabilities(model) if double_softmax else model
 
 
-def mlp(input_shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (200, 200)) -> nn.Module:
-    """A multi-layer perceptron with ReLU."""
+def mlp(
+    input_shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (200, 200), double_softmax: bool = False
+) -> nn.Module:
+    """A multi-layer perceptron with ReLU; its default layers are those of FedFE and FedFV for CIFAR-10."""
     require(all(width >= 1 for width in hidden), "hidden", "widths of at least 1", hidden)
-    return MLP(prod(input_shape), hidden, classes)
+    model = MLP(prod(input_shape), hidden, classes)
+    return Probabilities(model) if double_softmax else model
+
+
+def cnn(
+    input_shape: tuple[int, ...],
+    classes: int,
+    padded: bool = True,
+    hidden: int = 512,
+    double_softmax: bool = False,
+    spare: int = 0,
+) -> nn.Module:
+    """McMahan's network: 5x5 convolutions of 32 and 64 channels, each with pooling, a layer of 512; `padded=False` is FedFE's.
+
+    `spare` outputs belong to no class: FedFV's release has 52 of them for the ten digits.
+    """
+    channels, height, breadth = images(input_shape, "cnn")
+    require(spare >= 0, "spare", "at least 0", spare)
+    padding = 2 if padded else 0
+    smaller = [((side + 2 * padding - 4) // 2 + 2 * padding - 4) // 2 for side in (height, breadth)]
+    if min(smaller) < 1:
+        raise EquipoiseError(f"Images of {height}x{breadth} are too small for `cnn`: use `small_cnn`.")
+    stages = [
+        nn.Sequential(nn.Conv2d(a, b, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2))
+        for a, b in ((channels, 32), (32, 64))
+    ]
+    neck = nn.Sequential(nn.Linear(64 * prod(smaller), hidden), nn.ReLU())
+    model = Staged(stages, nn.Linear(hidden, classes + spare), pooling="flatten", neck=neck)
+    model.spare_outputs = spare
+    return Probabilities(model, spare) if double_softmax else model
 
 
 def small_cnn(input_shape: tuple[int, ...], classes: int, width: int = 16) -> nn.Module:

@@ -11,19 +11,26 @@ from equipoise.types import Outputs
 
 
 class Staged(nn.Module):
-    """Stages that map feature maps to feature maps, a pooling, a linear head."""
+    """Stages that map feature maps to feature maps, a pooling (with layers of its own behind it, if need be), a head."""
+
+    spare_outputs: int = 0  # outputs of the head beyond one a class
 
     def __init__(
-        self, stages: Sequence[nn.Module], head: nn.Linear, pooling: Literal["mean", "flatten"] = "mean"
+        self,
+        stages: Sequence[nn.Module],
+        head: nn.Module,
+        pooling: Literal["mean", "flatten"] = "mean",
+        neck: nn.Module | None = None,
     ) -> None:
         super().__init__()
         self.stages = nn.ModuleList(stages)
+        self.neck = neck or nn.Identity()
         self.head = head
         self.pooling = pooling
 
     def pool(self, map: Tensor) -> Tensor:
         """The feature vector of the last feature map."""
-        return map.mean((2, 3)) if self.pooling == "mean" else map.flatten(1)
+        return self.neck(map.mean((2, 3)) if self.pooling == "mean" else map.flatten(1))
 
     def forward(self, x: Tensor) -> Outputs:
         layers = []

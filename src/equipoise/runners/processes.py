@@ -105,7 +105,7 @@ class Workers:
 
 def _shared(*shape: int, dtype: torch.dtype) -> Tensor:
     tensor = torch.zeros(*shape, dtype=dtype)
-    tensor.share_memory_()  # type: ignore[no-untyped-call]
+    tensor.share_memory_()
     return tensor
 
 

@@ -1,0 +1,39 @@
+"""CIFAR-10 in shards: a hundred clients with two classes or so each (FedFE's and FedFV's study)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from equipoise.data.federation import Federation, Protocol
+from equipoise.data.images import Images
+from equipoise.data.shards import FEDFE, Shards, shard_federation
+from equipoise.data.sources import Source
+from equipoise.training import Training
+
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+DOMAINS = ()
+INPUT_SHAPE = (3, 32, 32)
+MODEL = "mlp"
+CLIENTS = 100
+SOURCE = Source(
+    "CIFAR-10", "cifar10", "https://huggingface.co/datasets/uoft-cs/cifar10", "uoft-cs/cifar10", "plain_text"
+)
+NEEDS = (SOURCE,)
+NORMALISED = Images((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))  # as FedFV's release does
+
+PRESETS = {
+    "fedfv": Shards(Protocol(2000, 0.1, Training(batch=None, lr=0.1), "mlp(double_softmax=True)", "fedfv")),
+    "fedfe": Shards(Protocol(1000, 0.1, Training(batch=64, lr=0.1), MODEL, "fedfe"), FEDFE),
+    "cpu": Shards(
+        Protocol(
+            100, 0.1, Training(batch=64, lr=0.1), MODEL, "cpu",
+            "Preset cpu: FedFE's, with 100 rounds instead of 1,000.",
+        ),
+        FEDFE,
+    ),
+}  # fmt: skip
+
+
+def cifar10(preset: Literal["cpu", "fedfe", "fedfv"] = "cpu", seed: int = 0) -> Federation:
+    """A hundred clients with two shards of CIFAR-10 each, a tenth of them in a round."""
+    return shard_federation("cifar10", SOURCE, CLASSES, CLIENTS, PRESETS[preset], NORMALISED, seed)

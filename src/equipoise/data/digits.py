@@ -1,0 +1,92 @@
+"""Digits: ten classes in four domains, from postal codes to house numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+from equipoise.data.cache import Part
+from equipoise.data.domains import Preset, domain_federation, momentum_sgd
+from equipoise.data.federation import Federation, Protocol
+from equipoise.data.files import shards
+from equipoise.data.generated import drawn_digits
+from equipoise.data.sources import Source, folder_part
+
+CLASSES = tuple("0123456789")
+DOMAINS = ("mnist", "usps", "svhn", "syn")
+INPUT_SHAPE = (3, 32, 32)
+MODEL = "resnet10"
+COMPLETE = {"mnist": (60_000, 10_000), "usps": (7_291, 2_007), "svhn": (73_257, 26_032), "syn": (10_000, 2_000)}
+SAMPLES = {"mnist": 600, "usps": 72, "svhn": 732, "syn": 100}  # of a client: 1 % of the complete training sets
+GENERATED = 2_000  # images of each split that stand in for SYN
+
+SOURCES = {
+    "mnist": Source("MNIST", "mnist", "https://huggingface.co/datasets/ylecun/mnist", "ylecun/mnist", "mnist"),
+    "usps": Source("USPS", "usps", "https://huggingface.co/datasets/flwrlabs/usps", "flwrlabs/usps"),
+    "svhn": Source(
+        "SVHN", "svhn", "https://huggingface.co/datasets/ufldl-stanford/svhn", "ufldl-stanford/svhn", "cropped_digits"
+    ),
+}
+SYN = Source(
+    "SYN",
+    "syn",
+    "https://www.kaggle.com/datasets/prasunroy/synthetic-digits",
+    layout="imgs_train and imgs_valid",
+    generated=True,
+)
+NEEDS = (*SOURCES.values(), SYN)
+
+
+def _clients(mnist: int, usps: int, svhn: int, syn: int) -> dict[str, tuple[int, int]]:
+    counts = {"mnist": mnist, "usps": usps, "svhn": svhn, "syn": syn}
+    return {domain: (count, SAMPLES[domain]) for domain, count in counts.items()}
+
+
+PRESETS = {
+    "fedheal": Preset(
+        _clients(5, 5, 5, 5), 32, Protocol(200, 1.0, momentum_sgd(0.001, 64, 10), MODEL, "fedheal"), pad=4
+    ),
+    "fedequilibria": Preset(
+        _clients(5, 5, 5, 5), 32, Protocol(200, 1.0, momentum_sgd(0.001, 64, 10), MODEL, "fedequilibria",
+        "The paper does not give its transforms: FedHEAL's are used."), pad=4,
+    ),
+    "f2dc": Preset(
+        _clients(3, 6, 6, 5), 32, Protocol(100, 1.0, momentum_sgd(0.01, 64, 10), MODEL, "f2dc"), pad=4, flip=True
+    ),
+    "cpu": Preset(
+        _clients(5, 5, 5, 5), 16, Protocol(20, 1.0, momentum_sgd(0.02, 32, 2), "resnet10(width=8)", "cpu",
+        "Preset cpu: smaller than the papers' (16x16 pixels, ResNet-10 of width 8, 2 epochs, 20 rounds, 1,000 test images a "
+        "domain). Presets fedheal, fedequilibria and f2dc are theirs."), pad=2, test=1_000,
+    ),
+}  # fmt: skip
+
+
+def digits(preset: Literal["cpu", "fedheal", "fedequilibria", "f2dc"] = "cpu", seed: int = 0) -> Federation:
+    """MNIST, USPS, SVHN and SYN: ten digits in four domains.
+
+    Where SYN's files are not there, digits that we draw with fonts take its place, and the domain is called `generated`.
+    """
+    chosen, notes = PRESETS[preset], []
+    domains: dict[str, tuple[Part, Part]] = {
+        name: (source.part("train", CLASSES), source.part("test", CLASSES)) for name, source in SOURCES.items()
+    }
+    if real := _synthetic():
+        domains["syn"] = real
+    else:
+        domains["generated"] = (drawn_digits("train", GENERATED), drawn_digits("test", GENERATED))
+        chosen = replace(chosen, clients={**chosen.clients, "generated": chosen.clients["syn"]})
+        notes.append(
+            f"The domain `generated` stands in for SYN: digits that Equipoise draws. SYN itself: {SYN.advice()}"
+        )
+    return domain_federation("digits", CLASSES, domains, chosen, seed, sizes=COMPLETE, notes=notes)
+
+
+def _synthetic() -> tuple[Part, Part] | None:
+    """SYN's two parts where its files are there: as Parquet, or as the image folders that its authors offer."""
+    for place in SYN.places():
+        if (place / "imgs_train").is_dir():
+            train, test = (folder_part(f"syn/{name}", place / name, CLASSES) for name in ("imgs_train", "imgs_valid"))
+            return train, test
+        if shards(place, "train"):
+            return SYN.part("train", CLASSES), SYN.part("test", CLASSES)
+    return None

@@ -1,0 +1,108 @@
+"""Files on disk -> rows. What cannot be read is an error that names the file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+
+from equipoise.types import EquipoiseError
+
+IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
+TABLES = frozenset({".csv", ".tsv", ".parquet"})
+MISSING = ["", "?", "NA", "N/A", "NaN", "nan", "null", "None", "-"]  # what stands for "no value" in a text file
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Whatever goes wrong with a file is one line that names it."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise EquipoiseError(f"There is no file `{path}`.") from None
+    except (pa.ArrowException, OSError) as error:
+        reason = str(error).split("\n")[0].rstrip(". ")[:160]
+        raise EquipoiseError(f"Cannot read `{path}`: {reason}. Is it complete? Fetch or export it again.") from None
+
+
+def read_table(path: Path) -> pa.Table:
+    """A Parquet, CSV or TSV file."""
+    with _reading(path):
+        if path.suffix.lower() == ".parquet":
+            return pq.ParquetFile(path).read()  # a single file, whatever its folders are called
+        return pyarrow.csv.read_csv(
+            path,
+            parse_options=pyarrow.csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ","),
+            convert_options=pyarrow.csv.ConvertOptions(null_values=MISSING, strings_can_be_null=True),
+        )
+
+
+def read_rows(path: Path) -> tuple[pa.Table, str | None]:
+    """A table without its images, and the column that holds them, if there is one: images are large, and cached elsewhere."""
+    if path.suffix.lower() != ".parquet":
+        return read_table(path), None
+    with _reading(path), pq.ParquetFile(path) as file:
+        images = image_column(file.schema_arrow.empty_table())
+        return file.read([name for name in file.schema_arrow.names if name != images]), images
+
+
+def shards(folder: Path, split: str) -> list[Path]:
+    """The Parquet files of one split, `train-00000-of-00002.parquet` and so on; none missing."""
+    found = sorted(folder.glob(f"{split}-*.parquet"))
+    for path in found:
+        total = re.search(r"-of-(\d+)$", path.stem)
+        if total and len(found) != int(total[1]):
+            raise EquipoiseError(
+                f"`{folder}` has {len(found)} of the {int(total[1])} files `{split}-*.parquet`. Fetch the missing ones."
+            )
+    return found
+
+
+def image_files(folder: Path) -> list[Path]:
+    """All images below a folder, in the order of their names."""
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGES and path.is_file())
+
+
+def features(table: pa.Table) -> dict[str, Any]:
+    """What the Hugging Face libraries wrote about the columns, if they did."""
+    kept = (table.schema.metadata or {}).get(b"huggingface")
+    try:
+        return dict(json.loads(kept)["info"]["features"]) if kept else {}
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def image_column(table: pa.Table) -> str | None:
+    """The column that holds encoded images, if there is one."""
+    for name, feature in features(table).items():
+        if isinstance(feature, dict) and feature.get("_type") == "Image" and name in table.column_names:
+            return str(name)
+    for field in table.schema:
+        holds_bytes = pa.types.is_struct(field.type) and field.type.get_field_index("bytes") >= 0
+        if holds_bytes or pa.types.is_binary(field.type) or pa.types.is_large_binary(field.type):
+            return str(field.name)
+    return None
+
+
+def encoded_images(table: pa.Table, column: str, path: Path) -> list[bytes | Path]:
+    """The encoded images of a column. A row with a path instead of bytes points to a file beside the table."""
+    found: list[bytes | Path] = []
+    for number, value in enumerate(table[column].to_pylist()):
+        parts: dict[str, Any] = {"bytes": value} if isinstance(value, bytes) else value or {}
+        if parts.get("bytes") is None and not parts.get("path"):
+            raise EquipoiseError(f"Row {number} of `{path}` has no image in column `{column}`.")
+        found.append(path.parent / parts["path"] if parts.get("bytes") is None else parts["bytes"])
+    return found
+
+
+def class_names(table: pa.Table, label: str) -> tuple[str, ...] | None:
+    """The names behind integer labels, where the file has them."""
+    names = features(table).get(label, {}).get("names")
+    return tuple(map(str, names)) if names else None

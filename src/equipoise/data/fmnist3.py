@@ -1,0 +1,51 @@
+"""Fashion-MNIST, three clients with one kind of clothes each (FedFE's and FedFV's study)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from equipoise.data.cache import pool
+from equipoise.data.federation import Federation, Protocol, divided_clients
+from equipoise.data.images import Images
+from equipoise.data.shards import FEDFE, FEDFV, Shards
+from equipoise.data.sources import Source
+from equipoise.training import Training
+
+CLASSES = ("T-shirt/top", "Pullover", "Shirt")
+DOMAINS = ()
+INPUT_SHAPE = (1, 28, 28)
+MODEL = "linear"
+ALL = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
+SOURCE = Source(
+    "Fashion-MNIST",
+    "fashion_mnist",
+    "https://huggingface.co/datasets/zalando-datasets/fashion_mnist",
+    "zalando-datasets/fashion_mnist",
+)
+NEEDS = (SOURCE,)
+
+PRESETS = {
+    "fedfv": Shards(Protocol(200, 1.0, Training(batch=None, lr=0.1), "linear(double_softmax=True)", "fedfv"), FEDFV),
+    "fedfe": Shards(Protocol(1000, 1.0, Training(batch=400, lr=0.1), MODEL, "fedfe"), FEDFE),
+    "cpu": Shards(
+        Protocol(100, 1.0, Training(batch=400, lr=0.1), MODEL, "cpu", "Preset cpu: FedFE's, with 100 rounds instead of 1,000."),
+        FEDFE,
+    ),
+}  # fmt: skip
+
+
+def fmnist3(preset: Literal["cpu", "fedfe", "fedfv"] = "cpu", seed: int = 0) -> Federation:
+    """T-shirts, pullovers and shirts: three clients with all 7,000 images of one of them each."""
+    chosen = PRESETS[preset]
+    images = pool("fashion-mnist", [SOURCE.part(split, ALL) for split in ("train", "test")])
+    parts = {name: (images.y == ALL.index(name)).nonzero()[:, 0] for name in CLASSES}
+    held = divided_clients(parts, chosen.shares, seed, "fmnist3")
+    y = torch.zeros_like(images.y)
+    for label, part in enumerate(parts.values()):
+        y[part] = label
+    trained = images.x[torch.cat([client.train for client in held])].float() / 255
+    each_pixel = Images(trained.mean(0), trained.std(0, correction=0).clamp(min=1e-3))
+    notes = (*([chosen.protocol.note] if chosen.protocol.note else []), *images.notes)
+    return Federation("fmnist3", images.x, y, held, CLASSES, chosen.protocol, each_pixel, notes, images.digest)

@@ -1,0 +1,70 @@
+"""Images as uint8 tensors, and what is done to whole batches of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from equipoise.data.federation import Preparation
+
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard deviation that the papers normalise with
+
+
+@dataclass(frozen=True, eq=False)
+class Images(Preparation):
+    """uint8 images `[n, channels, height, width]` -> normalised floats; in training cropped and flipped at random.
+
+    `mean` and `std` are in units of [0, 1], one a channel, or one a pixel. `pad` black pixels are put around an image before
+    a part of its own size is cut out; `flip` mirrors every other image.
+    """
+
+    mean: Sequence[float] | Tensor = (0.0,)
+    std: Sequence[float] | Tensor = (1.0,)
+    pad: int = 0
+    flip: bool = False
+
+    @property
+    def draws(self) -> int:  # type: ignore[override]
+        return 2 * bool(self.pad) + self.flip
+
+    def training(self, x: Tensor, draws: Tensor) -> Tensor:
+        if self.pad:
+            x = cropped(x, self.pad, draws[:, 0], draws[:, 1])
+        if self.flip:
+            x = flipped(x, draws[:, -1])
+        return self.evaluation(x)
+
+    def evaluation(self, x: Tensor) -> Tensor:
+        mean, std = (self._shaped(value, x.device) for value in (self.mean, self.std))
+        return x.float().mul_(1 / (255 * std)).sub_(mean / std)
+
+    def _shaped(self, value: Sequence[float] | Tensor, device: torch.device) -> Tensor:
+        tensor = torch.as_tensor(value, dtype=torch.float32, device=device)
+        return tensor.view(-1, 1, 1) if tensor.dim() == 1 else tensor
+
+
+def cropped(x: Tensor, pad: int, across: Tensor, down: Tensor) -> Tensor:
+    """Each image with `pad` black pixels around it, cut back to its size at a place that the draws from [0, 1) choose."""
+    height, width = x.shape[-2:]
+    windows = F.pad(x, (pad, pad, pad, pad)).unfold(2, height, 1).unfold(3, width, 1)
+    row, column = ((draw * (2 * pad + 1)).long() for draw in (down, across))
+    return windows[torch.arange(len(x), device=x.device), :, row, column]
+
+
+def flipped(x: Tensor, draw: Tensor) -> Tensor:
+    """Each image mirrored where its draw from [0, 1) is below a half."""
+    return torch.where((draw < 0.5).view(-1, 1, 1, 1), x.flip(-1), x)
+
+
+def in_colour(x: Tensor) -> Tensor:
+    """Grey images with their channel three times; colour images as they are."""
+    return x.expand(-1, 3, -1, -1) if x.shape[1] == 1 else x
+
+
+def resized(x: Tensor, size: int) -> Tensor:
+    """uint8 images as squares of `size` pixels: linear interpolation, averaged over what becomes one pixel, as Pillow does."""
+    return F.interpolate(x, (size, size), mode="bilinear", antialias=True)

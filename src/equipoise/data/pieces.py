@@ -1,0 +1,146 @@
+"""What lies on disk: a user's folder, table or hub id -> pieces, each with the client and the split that its place says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from equipoise.data.federation import Split
+from equipoise.data.files import IMAGES, TABLES, encoded_images, image_files, read_rows, read_table
+from equipoise.data.sources import downloads, hub_tables, store
+from equipoise.grammar import list_of
+from equipoise.types import EquipoiseError
+
+SPLITS: Mapping[str, Split] = {
+    "train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation",
+    "dev": "validation", "test": "test", "testing": "test",
+}  # fmt: skip
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(:[\w.-]+)?")
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """Rows that lie together on disk: a table, or image folders by class."""
+
+    where: str
+    files: tuple[Path, ...]
+    client: str | None  # None: a column says it
+    split: Split | None  # None: nothing says it
+    table: pa.Table  # without the images themselves
+    images: Callable[[], Sequence[bytes | Path]] | None = None  # of a table of features: None
+
+
+def find_pieces(path: str, notes: list[str]) -> list[Piece]:
+    """Everything that belongs to one data set. What is left out goes into the notes."""
+    root = Path(path).expanduser()
+    if not root.exists() and HUB_ID.fullmatch(path):
+        root = _from_hub(path)
+    if not root.exists():
+        raise EquipoiseError(f"There is no file or folder `{path}`.")
+    ignored: list[str] = []
+    if root.is_file():
+        pieces = [_table(root, None, None)]
+    else:
+        tables, folders = _inside(root, ignored)
+        if tables and folders:
+            raise EquipoiseError(
+                f"`{root}` has tables (`{tables[0].name}`) and folders (`{folders[0].name}`). Give one folder a client, or "
+                "tables with a client column, not both."
+            )
+        pieces = _tables(tables, None) if tables else [p for folder in folders for p in _client_folder(folder, ignored)]
+    if ignored:
+        notes.append(f"Ignored, because they are neither images nor tables, or empty: {list_of(ignored)}.")
+    if not pieces:
+        raise EquipoiseError(
+            f"There is no data in `{root}`. Put one folder a client into it, with image folders by class, or a CSV or Parquet "
+            "file."
+        )
+    return pieces
+
+
+def _from_hub(name: str) -> Path:
+    """A data set of the Hugging Face hub, downloaded once."""
+    place = downloads() / "hub" / re.sub(r"[/:]", "--", name)
+    if not place.exists():
+        hub, _, config = name.partition(":")
+        store(hub_tables(hub, config, f"There is no file or folder `{name}` here, either."), place)
+    return place
+
+
+def _inside(folder: Path, ignored: list[str]) -> tuple[list[Path], list[Path]]:
+    """The tables and the folders in a folder. Images are left to those who expect some; the rest is said."""
+    visible = [path for path in sorted(folder.iterdir()) if not path.name.startswith((".", "__"))]
+    tables = [path for path in visible if path.is_file() and path.suffix.lower() in TABLES]
+    folders = [path for path in visible if path.is_dir()]
+    known = TABLES | IMAGES
+    ignored += [str(path) for path in visible if path.is_file() and path.suffix.lower() not in known]
+    return tables, folders
+
+
+def _split_of(name: str) -> Split | None:
+    return SPLITS.get(re.split(r"[-_.]", name.lower())[0])
+
+
+def _client_folder(folder: Path, ignored: list[str]) -> list[Piece]:
+    """What one client holds: tables, image folders by class, or one of these for each split."""
+    tables, folders = _inside(folder, ignored)
+    if tables:
+        return _tables(tables, folder.name)
+    if folders and all(_split_of(inner.name) for inner in folders):
+        pieces = []
+        for inner in folders:
+            tables, classes = _inside(inner, ignored)
+            split = _split_of(inner.name)
+            pieces += [_table(t, folder.name, split) for t in tables] or _image_folders(
+                inner, classes, folder.name, split, ignored
+            )
+        return pieces
+    return _image_folders(folder, folders, folder.name, None, ignored)
+
+
+def _tables(paths: Sequence[Path], client: str | None) -> list[Piece]:
+    """Tables that lie in one folder. If the name of one says its split, those of all do."""
+    splits = [_split_of(path.stem) for path in paths]
+    if any(splits) and not all(splits):
+        unclear = paths[splits.index(None)]
+        raise EquipoiseError(f"`{unclear}` lies beside files of a split. Name it train-*, validation-* or test-*, too.")
+    return [_table(path, client, split) for path, split in zip(paths, splits, strict=True)]
+
+
+def _table(path: Path, client: str | None, split: Split | None) -> Piece:
+    table, images = read_rows(path)
+    if len(table) == 0:
+        raise EquipoiseError(f"`{path}` has no rows. Leave it out, or fill it.")
+
+    def load() -> Sequence[bytes | Path]:
+        assert images is not None
+        return encoded_images(read_table(path), images, path)
+
+    return Piece(f"`{path}`", (path,), client, split, table, load if images else None)
+
+
+def _image_folders(
+    folder: Path, classes: Sequence[Path], client: str, split: Split | None, ignored: list[str]
+) -> list[Piece]:
+    loose = [path for path in sorted(folder.iterdir()) if path.suffix.lower() in IMAGES]
+    if loose:
+        raise EquipoiseError(
+            f"`{loose[0]}` of client `{client}` lies in no folder of a class. Expected `<client>/<class>/<image>`."
+        )
+    files: list[Path] = []
+    labels: list[str] = []
+    for inner in classes:
+        found = image_files(inner)
+        if not found:
+            ignored.append(str(inner))
+        files += found
+        labels += [inner.name] * len(found)
+    if not files:
+        raise EquipoiseError(
+            f"There are no images or tables in `{folder}` (client `{client}`). Leave it out, or fill it."
+        )
+    return [Piece(f"`{folder}`", tuple(files), client, split, pa.table({"label": labels}), lambda: files)]

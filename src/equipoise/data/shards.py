@@ -1,0 +1,37 @@
+"""What the shard benchmarks of FedFE and FedFV share: two shards a client, and each client tested on its own classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from equipoise.data.cache import pool
+from equipoise.data.federation import Federation, Protocol, divided_clients, numbered
+from equipoise.data.images import Images
+from equipoise.data.partitions import shards
+from equipoise.data.sources import Source
+
+FEDFV = (0.8, 0.1, 0.1)
+FEDFE = (0.8, 0.0, 0.2)
+
+
+@dataclass(frozen=True)
+class Shards:
+    """A protocol, and how each client's samples are divided into training, validation and test ones."""
+
+    protocol: Protocol
+    shares: tuple[float, float, float] = FEDFV
+
+
+def shard_federation(
+    name: str, source: Source, classes: Sequence[str], clients: int, preset: Shards, preparation: Images, seed: int
+) -> Federation:
+    """The training set sorted by class, cut into two shards a client, dealt at random."""
+    part = source.part("train", classes)
+    images = pool(source.folder, [part])
+    parts = shards(images.y, clients, 2, seed)
+    held = divided_clients(numbered(parts), preset.shares, seed, name)
+    notes = (*([preset.protocol.note] if preset.protocol.note else []), *images.notes)
+    return Federation(
+        name, images.x, images.y, held, tuple(classes), preset.protocol, preparation, notes, images.digest
+    )

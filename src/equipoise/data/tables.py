@@ -1,0 +1,205 @@
+"""Rows of numbers and text -> features, one client at a time, so that nothing leaks from one to another.
+
+A schema says which columns there are and which levels the text columns have. It is all that clients have to agree on. Missing
+values are filled, and numbers are scaled, with what a client's own training rows show.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from torch import Tensor
+
+from equipoise.grammar import did_you_mean, list_of
+from equipoise.types import EquipoiseError
+
+MOST_LEVELS = 200  # a text column with more of them is hardly a category
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What the clients of a table agree on."""
+
+    label: str
+    classes: tuple[str, ...]
+    columns: Mapping[str, tuple[str, ...] | None]  # the levels of a text column; None for a number
+
+    @property
+    def width(self) -> int:
+        """How many features a row has."""
+        return sum(1 if levels is None else len(levels) for levels in self.columns.values())
+
+    def as_json(self) -> dict[str, object]:
+        """Plain values, to be written out and given back."""
+        columns = {name: "number" if levels is None else list(levels) for name, levels in self.columns.items()}
+        return {"label": self.label, "classes": list(self.classes), "columns": columns}
+
+    @classmethod
+    def read(cls, path: Path) -> Schema:
+        """A schema from the file that a run wrote."""
+        try:
+            found = json.loads(path.read_text())
+            columns = {
+                str(name): None if kind == "number" else tuple(map(str, kind))
+                for name, kind in found["columns"].items()
+            }
+            return cls(str(found["label"]), tuple(map(str, found["classes"])), columns)
+        except OSError as error:
+            raise EquipoiseError(f"Cannot read the schema `{path}`: {error.strerror}.") from None
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise EquipoiseError(
+                f"`{path}` is not a schema: {type(error).__name__} {error}. A run writes one as `schema.json`."
+            ) from None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of one client, and where they come from, for messages."""
+
+    client: str
+    where: str
+    table: pa.Table
+
+    def __str__(self) -> str:
+        return f"client `{self.client}` ({self.where})"
+
+    def column(self, name: str) -> pa.ChunkedArray:
+        if name not in self.table.column_names:
+            raise EquipoiseError(
+                f"There is no column `{name}` at {self}.{did_you_mean(name, self.table.column_names)} It has: "
+                f"{list_of(self.table.column_names, 12)}."
+            )
+        return self.table[name]
+
+
+# --------------------------------------------------------------------------- what the columns hold
+def infer_schema(clients: Sequence[Rows], label: str, classes: Sequence[str], apart: Collection[str]) -> Schema:
+    """The schema of clients' tables, without the columns that stand `apart` (the client's name and the like)."""
+    names = [n for n in clients[0].table.column_names if n != label and n not in apart]
+    for rows in clients:
+        for extra in set(rows.table.column_names) - {*names, label, *apart}:
+            raise EquipoiseError(
+                f"Column `{extra}` is at {rows}, but not at {clients[0]}. Give all clients the same columns, or leave it out "
+                f"with --ignore {extra}."
+            )
+    if not names:
+        raise EquipoiseError(f"{clients[0]} has no column beside the label: nothing to learn from.")
+    return Schema(label, tuple(classes), {name: _levels(clients, name) for name in names})
+
+
+def _levels(clients: Sequence[Rows], name: str) -> tuple[str, ...] | None:
+    """The levels of a column that is text at every client; None for one that is a number at every client."""
+    numbers: list[Rows] = []
+    texts: list[Rows] = []
+    for rows in clients:
+        column = rows.column(name)
+        if column.null_count == len(column):
+            continue  # nothing there: it fits either
+        (numbers if _is_number(column, name, rows) else texts).append(rows)
+    if numbers and texts:
+        example = next(v for v in texts[0].column(name).to_pylist() if v is not None and _parsed(v) is None)
+        raise EquipoiseError(
+            f"Column `{name}` is text at {texts[0]}, for example {example!r}, and numbers at {numbers[0]}. Make it one of the "
+            f"two everywhere, leave it out with --ignore {name}, or say which it is with --schema."
+        )
+    if not texts:
+        return None
+    found = {as_text(v) for rows in texts for v in rows.column(name).to_pylist() if v is not None}
+    if len(found) > MOST_LEVELS:
+        raise EquipoiseError(
+            f"Text column `{name}` has {len(found)} different values ({texts[0]}, for example): too many for categories. Leave "
+            f"it out with --ignore {name}, or group its values."
+        )
+    return tuple(sorted(found))
+
+
+def _is_number(column: pa.ChunkedArray, name: str, rows: Rows) -> bool:
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if (
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_decimal(kind)
+    ):
+        return True
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
+        return all(_parsed(value) is not None for value in pc.unique(column).to_pylist() if value is not None)
+    raise EquipoiseError(
+        f"Column `{name}` of {rows} holds {kind}: only numbers and text can be learnt from. Convert it, or leave it out with "
+        f"--ignore {name}."
+    )
+
+
+def _parsed(value: object) -> float | None:
+    try:
+        return float(str(value)) if not isinstance(value, bool) else float(value)
+    except ValueError:
+        return None
+
+
+def as_text(value: object) -> str:
+    """A level as text; whole numbers without a decimal point."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+# --------------------------------------------------------------------------- features
+def encoded(rows: Rows, schema: Schema, train: Tensor) -> Tensor:
+    """The features `[n, width]` of one client, whose training rows alone say how gaps are filled and numbers scaled.
+
+    A number: the median where it is missing, then mean 0 and standard deviation 1. A category: one column a level, the most
+    frequent level where it is missing. A column that the client does not have a single value of is 0 throughout.
+    """
+    learnt = train.numpy()
+    blocks = [
+        _number(rows, name, learnt) if levels is None else _category(rows, name, levels, learnt)
+        for name, levels in schema.columns.items()
+    ]
+    return torch.from_numpy(np.concatenate(blocks, 1).astype(np.float32))
+
+
+def _number(rows: Rows, name: str, train: np.ndarray) -> np.ndarray:
+    values = np.array([_finite(v, name, rows) for v in rows.column(name).to_pylist()], dtype=np.float64)
+    known = values[train][~np.isnan(values[train])]
+    if len(known) == 0:
+        return np.zeros((len(values), 1))
+    values = np.where(np.isnan(values), np.median(known), values)
+    spread = values[train].std()
+    return ((values - values[train].mean()) / (spread if spread > 0 else 1))[:, None]
+
+
+def _finite(value: object, name: str, rows: Rows) -> float:
+    if value is None:
+        return np.nan
+    number = _parsed(value)
+    if number is None:
+        raise EquipoiseError(f"Column `{name}` is a number in the schema. Found {value!r} at {rows}.")
+    if np.isinf(number):
+        raise EquipoiseError(f"Column `{name}` must be finite. Found {value!r} at {rows}.")
+    return number
+
+
+def _category(rows: Rows, name: str, levels: tuple[str, ...], train: np.ndarray) -> np.ndarray:
+    place = {level: i for i, level in enumerate(levels)}
+    texts = [None if v is None or v != v else as_text(v) for v in rows.column(name).to_pylist()]
+    for text in texts:
+        if text is not None and text not in place:
+            raise EquipoiseError(
+                f"Column `{name}` has the value {text!r} at {rows}, which is not one of the schema's levels: "
+                f"{list_of(list(levels), 12)}."
+            )
+    values = np.array([-1 if text is None else place[text] for text in texts])
+    block = np.zeros((len(values), len(levels)))
+    known = values[train][values[train] >= 0]
+    if len(known):
+        values = np.where(values < 0, np.bincount(known).argmax(), values)
+        block[np.arange(len(values)), values] = 1
+    return block

@@ -1,0 +1,39 @@
+"""Real data comes from the folder that EQUIPOISE_DATA names, or from `shared/data` beside the checkout, if it is there."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _surroundings(tmp_path_factory):
+    """A cache of this session's own, so that tests neither use nor change the user's."""
+    before = dict(os.environ)
+    os.environ["EQUIPOISE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    if not os.environ.get("EQUIPOISE_DATA") and BESIDE.is_dir():
+        os.environ["EQUIPOISE_DATA"] = str(BESIDE)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def real_data():
+    """The folder with the real data sets; without one, the test is skipped."""
+    folder = os.environ.get("EQUIPOISE_DATA")
+    if not folder:
+        pytest.skip("needs real data: set EQUIPOISE_DATA to the folder that holds it")
+    return Path(folder)
+
+
+@pytest.fixture
+def empty_data(tmp_path, monkeypatch):
+    """An empty data folder and an empty cache."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    monkeypatch.setenv("EQUIPOISE_DATA", str(folder))
+    monkeypatch.setenv("EQUIPOISE_CACHE", str(tmp_path / "cache"))
+    return folder
