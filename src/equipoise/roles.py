@@ -24,9 +24,11 @@ from equipoise.types import (
     Weighed,
 )
 
-Mark = Literal["shared", "private", "personal"]
+Mark = Literal["private", "personal"]  # never leaves the client; uploaded, mixed for each client, and sent back
 Phase = Literal["start", "probe", "train"]
-Scored = Literal["own", "mean", "domain"]  # the client's own; their mean over all clients; over the clients of a domain
+# Which model is scored: with the client's own tensors; with their mean over all clients, or over those of its domain; the
+# shared tensors alone, where they make a model.
+Scored = Literal["own", "mean", "domain", "global"]
 
 
 class Part:
@@ -69,20 +71,26 @@ class ClientPart(Part):
 
 
 class Wrap(Part):
-    """Adds modules to the model, and says which tensors stay with the client."""
+    """Adds modules to the model, and says which tensors stay with the client or are mixed for it."""
 
     role = "wrap"
+    order: ClassVar[int] = 1  # wraps go on in this order: 0 changes layers, 1 adds modules, 2 goes round the whole model
+    leaves_global: ClassVar[bool] = False  # the shared tensors alone still make a model
 
     @property
     def scores(self) -> Scored:
-        """How private tensors are filled when a model is evaluated."""
+        """Which model is scored, when tensors stay with the clients. The others are recorded beside it."""
         return "own"
+
+    def note(self, model: nn.Module) -> str | None:
+        """What a reader of the results should know of this wrap on this model."""
+        return None
 
     def __call__(self, model: nn.Module, classes: int, example: Tensor) -> nn.Module:
         return model
 
     def marks(self, model: nn.Module) -> dict[str, Mark]:
-        """Names of parameters and buffers that are not shared."""
+        """Names of parameters and buffers that are not shared. Buffers stay with the client under either mark."""
         return {}
 
 
@@ -165,6 +173,11 @@ class Step(Part):
     """Edits the direction that is added to the model."""
 
     role = "step"
+
+    @property
+    def evaluates(self) -> str | None:
+        """In words, the other iterate that this part gives to be scored."""
+        return None
 
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
         raise NotImplementedError

@@ -37,6 +37,7 @@ from equipoise.types import (
 from equipoise.updates import Updates
 
 PRIVATE, BUFFERS = "private parameters", "own buffers"  # what a client keeps beside the states of parts
+PERSONAL = "personal"  # under this name the server reports and shares a client's personal tensors, as one row
 
 
 # --------------------------------------------------------------------------- the client's half
@@ -90,15 +91,25 @@ def _start_of(task: Task, clients: Sequence[int], broadcast: Broadcast, states: 
         params=task.layout.split(broadcast.theta),
         buffers={name: value for name, value in broadcast.buffers.items() if name not in local},
         shared={name: value for name, value in broadcast.shared.items() if isinstance(value, Tensor)},
-        own_params=stack_of(
-            PRIVATE, {name: task.initial_params[name] for name in task.initial_params if name in task.private}
-        ),
+        own_params={
+            **stack_of(PRIVATE, {name: task.initial_params[name] for name in task.initial_params if name in task.private}),
+            **_personal_of(task, clients, broadcast.shared),
+        },
         own_buffers=stack_of(BUFFERS, local),
         own={name: value.take(clients) for name, value in broadcast.shared.items() if isinstance(value, PerClient)},
         states={
             key: {name: torch.stack([state[key][name] for state in mine]) for name in mine[0][key]} for key in parts
         },
+        layout=task.layout,
     )
+
+
+def _personal_of(task: Task, clients: Sequence[int], shared: Shared) -> Tensors:
+    """The clients' personal tensors [m, ...]: what the server mixed for each, the initial ones before it ever did."""
+    rows = shared.get(PERSONAL)
+    if isinstance(rows, PerClient):
+        return task.personal.split(rows.take(clients))
+    return stacked({name: task.initial_params[name] for name in task.personal.names}, len(clients))
 
 
 def _samples(task: Task, clients: Sequence[int], split: str) -> Samples:
@@ -138,8 +149,8 @@ def _conclude(
         own_params, own_buffers, sent, states = own
         trained = Trained(
             start.received(own_params, own_buffers, sent), params, buffers, states, states, train, validation, steps, loss,
-            broadcast.round, task.training.lr, task.training.momentum, task.classes, task.layout, task.modules["eval"],
-            task.chunks, task.apply, path,
+            broadcast.round, task.training.lr, task.training.momentum, task.classes, task.layout, task.personal,
+            task.modules["eval"], task.chunks, task.apply, path,
         )  # fmt: skip
         after = {term.key: term.finish(trained) for term in method.terms} if trains else {}
         return trained._replace(next_states={**states, **{key: state for key, state in after.items() if state}})
@@ -203,8 +214,8 @@ def _start(
             found.append(task.scores(pick(params, place), pick(buffers, place), index)["loss"].mean())
         return torch.stack(found)
 
-    private = {name: task.initial_params[name] for name in task.private}
-    received = Received({**start.params, **private}, dict(broadcast.buffers), start.shared, {})
+    own = {name: task.initial_params[name] for name in task.initial_params if name not in start.params}
+    received = Received({**start.params, **own}, dict(broadcast.buffers), start.shared, {}, task.layout)
     beginning = Beginning(clients, received, train, losses)
     states: dict[int, ClientState] = {c: {} for c in clients}
     for part in (*method.terms, *method.reports):
@@ -379,22 +390,22 @@ def server_round(method: Method, server: Server, replies: Replies, setting: Sett
     result = _aggregate(method, theta, updates, replies.clients, replies.reports, server.memory, setting)
     size = server.theta.shape[0]
     weights = result.weights if method.weigh.simplex else replies.reports["samples"] / replies.reports["samples"].sum()
-    buffers = {**server.buffers, **_average_buffers(replies.buffers, weights)}
+    buffers = {**server.buffers, **weighted_mean(replies.buffers, weights)}
     if together:
         buffers |= floats.split(result.theta[size:])
         result = replace(result, theta=result.theta[:size], direction=result.direction[:size])
     return Server(result.theta, buffers, result.server, result.evaluated), result
 
 
-def _average_buffers(buffers: Tensors, weights: Tensor) -> Tensors:
-    """Convex averages; a counter takes the largest value."""
+def weighted_mean(stacks: Tensors, weights: Tensor) -> Tensors:
+    """Convex averages of `[m, ...]`; a counter takes the largest value."""
 
     def average(stack: Tensor) -> Tensor:
         if not stack.is_floating_point():
             return stack.amax(0)
         return (weights.to(stack.dtype) @ stack.flatten(1)).view(stack.shape[1:])
 
-    return {name: average(stack) for name, stack in buffers.items()}
+    return {name: average(stack) for name, stack in stacks.items()}
 
 
 def _check_inputs(theta: Tensor, updates: Tensor, clients: tuple[int, ...], reports: Reports, setting: Setting) -> None:

@@ -113,7 +113,9 @@ def run(
     server = begin(chosen, task)
     states: dict[int, ClientState] = {}
     records: list[RoundRecord] = []
-    said: list[str] = []
+    said: list[str] = list(task.notes)
+    for text in said:
+        warnings.warn(text, EquipoiseWarning, stacklevel=2)
     began = time.perf_counter()
     for r in range(total):
         clock = time.perf_counter()

@@ -20,7 +20,7 @@ from equipoise.grammar import did_you_mean
 from equipoise.method import Method
 from equipoise.models import Noise, build_model
 from equipoise.models.noise import hand_in_noise
-from equipoise.roles import Wrap
+from equipoise.roles import Mark, Wrap
 from equipoise.training import Training
 from equipoise.types import EquipoiseError, Layout, Outputs, Samples, Server, Setting, Tensors
 
@@ -28,6 +28,7 @@ Mode = Literal["train", "single", "eval"]
 BufferPolicy = Literal["average", "local", "drop"]
 ModelSource = str | nn.Module | Callable[[], nn.Module]
 EVALUATION_BATCH = 1024
+PERSONAL_LOGITS = "personal logits"  # in `Outputs.extra`: of a personal model that stands beside the global one
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +39,7 @@ class Task:
     training: Training
     modules: Mapping[Mode, nn.Module]  # one structure a mode, all with the same tensors
     layout: Layout  # of the shared parameters
+    personal: Layout  # parameters that the server mixes for each client
     private: frozenset[str]  # parameters that stay with the client
     policies: Mapping[str, BufferPolicy]  # of every buffer
     noise: Mapping[str, tuple[int, ...]]  # where the model takes noise, and its shape for one sample
@@ -46,6 +48,7 @@ class Task:
     initial_buffers: Tensors
     batch_statistics: bool  # training mixes the samples of a batch: no padding
     device: torch.device
+    notes: tuple[str, ...] = ()  # what a reader of the results should know
 
     @classmethod
     def build(
@@ -59,22 +62,25 @@ class Task:
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> Task:
-        """Wrap the model as the method asks, and sort its tensors into shared and private ones."""
+        """Wrap the model as the method asks, and sort its tensors into shared, personal and private ones."""
         if method.pooled:
             federation = federation.pooled()
         network = _built(model or federation.protocol.model, federation, seed)
         network = hand_in_noise(network)
         example = federation.example()
         classes = len(federation.classes)
-        for wrap in method.wrap:
+        wraps = sorted(method.wrap, key=lambda wrap: wrap.order)
+        for wrap in wraps:
             network = _wrapped(network, wrap, classes, example, seed)
         _check_outputs(network, example, classes)
-        marks = {name: mark for wrap in method.wrap for name, mark in wrap.marks(network).items()}
+        marks: dict[str, Mark] = {}
+        for wrap in wraps:  # what one wrap keeps private, another does not make personal
+            marks |= {n: mark for n, mark in wrap.marks(network).items() if marks.get(n) != "private"}
         noise = _noise_shapes(network, example)
         params = {name: value.detach().clone() for name, value in network.named_parameters()}
         values = {name: b.detach().clone() for name, b in network.named_buffers() if name not in noise}
-        private = frozenset(name for name in params if marks.get(name, "shared") == "private")
-        policies = {n: "local" if marks.get(n) == "private" else _policy(n, buffers) for n in values}
+        private = frozenset(name for name in params if marks.get(name) == "private")
+        policies = {n: "local" if n in marks else _policy(n, buffers) for n in values}
         settings = (training or federation.protocol.training).demanded(method.training)
         place = torch.device(device)
         return cls(
@@ -83,7 +89,8 @@ class Task:
             else replace(federation, x=federation.x.to(place), y=federation.y.to(place)),
             settings,
             _modes(network.to(place), policies),
-            Layout.of({name: value for name, value in params.items() if name not in private}),
+            Layout.of({name: value for name, value in params.items() if name not in marks}),
+            Layout.of({name: value for name, value in params.items() if marks.get(name) == "personal"}),
             private,
             policies,
             noise,
@@ -96,6 +103,7 @@ class Task:
             {name: value.to(place) for name, value in values.items()},
             any(isinstance(module, _BatchNorm) for module in network.modules()),
             place,
+            tuple(note for wrap in wraps if (note := wrap.note(network))),
         )
 
     # ------------------------------------------------------------------ facts
@@ -119,6 +127,7 @@ class Task:
             lr=self.training.lr,
             layout=self.layout,
             seed=seed,
+            personal=self.personal,
         )
 
     def server(self) -> Server:
@@ -153,19 +162,23 @@ class Task:
             yield x, self.federation.y[index], None if samples.valid is None else samples.valid[some]
 
     @torch.no_grad()
-    def scores(self, params: Tensors, buffers: Tensors, index: Tensor) -> dict[str, Tensor]:
-        """For each sample: its `loss`, whether it was `accuracy` 1 or 0, and the same for every extra view of the model."""
+    def scores(self, params: Tensors, buffers: Tensors, index: Tensor, personal: bool = False) -> dict[str, Tensor]:
+        """For each sample: its `loss`, whether it was `accuracy` 1 or 0, and the same for every extra view of the model.
+
+        Where a wrap keeps a personal model beside the global one, `personal` scores that.
+        """
         found: dict[str, list[Tensor]] = {}
         for x, y, _ in self.chunks(Samples(index, None)):
             out = self.apply(params, buffers, x)
-            views = {"accuracy": out.logits} | {
+            main = out.extra.get(PERSONAL_LOGITS, out.logits) if personal else out.logits
+            views = {"accuracy": main} | {
                 f"accuracy of {name.removeprefix('view ')}": logits
                 for name, logits in out.extra.items()
                 if name.startswith("view ")
             }
             for name, logits in views.items():
                 found.setdefault(name, []).append((logits.argmax(1) == y).float())
-            found.setdefault("loss", []).append(F.cross_entropy(out.logits, y, reduction="none"))
+            found.setdefault("loss", []).append(F.cross_entropy(main, y, reduction="none"))
         return {name: torch.cat(values) for name, values in found.items()}
 
 
