@@ -11,8 +11,8 @@ from torch import Tensor
 from equipoise.data.federation import Federation, Split
 from equipoise.method import Method
 from equipoise.parts.weights import shares
-from equipoise.round import BUFFERS, PERSONAL, PRIVATE, weighted_mean
 from equipoise.roles import Scored
+from equipoise.round import BUFFERS, PERSONAL, PRIVATE, weighted_mean
 from equipoise.task import Task
 from equipoise.types import ClientState, PerClient, Server, Tensors
 

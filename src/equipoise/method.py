@@ -13,7 +13,7 @@ from equipoise.parts.merges import WeightedSum
 from equipoise.parts.reports import SampleCount
 from equipoise.parts.weights import BySamples
 from equipoise.roles import Merge, Part, Report, Shape, Share, Step, Term, Weigh, Wrap
-from equipoise.types import EquipoiseError
+from equipoise.types import REPORTS, EquipoiseError
 
 P = ParamSpec("P")
 Kind = TypeVar("Kind", bound=Part)
@@ -59,8 +59,15 @@ class Method:
         for part in self.parts:
             for need in part.needs:
                 if need not in given and need not in FROM_OUTSIDE:
-                    source = SOURCES.get(need, f"the report `{need}`: add a part that gives it to `reports`")
+                    kind = f"the report `{need}`" if need in REPORTS else f"`{need}`"
+                    source = SOURCES.get(need, f"{kind}: add a part that gives it")
                     raise EquipoiseError(f"`{part.key}` ({part.role}) needs {source}. No part of `{self}` gives it.")
+        _refuse_rivals(self.share)
+        if self.weigh.rank == 2 and not self.merge.weighs:
+            raise EquipoiseError(
+                f"`{self.merge.key}` (merge) finds its own weights, so `{self.weigh.key}` (weigh) would do nothing in "
+                f"`{self}`. Keep one of the two."
+            )
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -132,6 +139,16 @@ def _refuse_twins(role: str, parts: tuple[Part, ...]) -> None:
                 f"Two parts called `{part.key}` stand in `{role}`: {seen[part.key]!r} and {part!r}. Keep one of them."
             )
         seen[part.key] = part
+
+
+def _refuse_rivals(parts: tuple[Share, ...]) -> None:
+    """Two parts that send down the same thing would overwrite each other."""
+    sender: dict[str, Share] = {}
+    for part in parts:
+        for name in part.gives:
+            if name in sender:
+                raise EquipoiseError(f"`{sender[name].key}` and `{part.key}` both send down {name}. Keep one of them.")
+            sender[name] = part
 
 
 def _union(first: tuple[Kind, ...], second: tuple[Kind, ...]) -> tuple[Kind, ...]:

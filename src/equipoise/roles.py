@@ -74,7 +74,9 @@ class Wrap(Part):
     """Adds modules to the model, and says which tensors stay with the client or are mixed for it."""
 
     role = "wrap"
-    order: ClassVar[int] = 1  # wraps go on in this order: 0 changes layers, 1 adds modules, 2 goes round the whole model
+    order: ClassVar[int] = (
+        1  # wraps go on in this order: 0 changes layers, 1 adds modules, 2 goes round the whole model
+    )
     leaves_global: ClassVar[bool] = False  # the shared tensors alone still make a model
 
     @property
@@ -164,6 +166,7 @@ class Merge(Part):
 
     role = "merge"
     rank: ClassVar[int] = 2
+    weighs: ClassVar[bool] = True  # False: it finds weights of its own, and those of `weigh` serve buffers alone
 
     def __call__(self, round: Round, weights: Tensor) -> Merged:
         raise NotImplementedError

@@ -92,7 +92,9 @@ def _start_of(task: Task, clients: Sequence[int], broadcast: Broadcast, states: 
         buffers={name: value for name, value in broadcast.buffers.items() if name not in local},
         shared={name: value for name, value in broadcast.shared.items() if isinstance(value, Tensor)},
         own_params={
-            **stack_of(PRIVATE, {name: task.initial_params[name] for name in task.initial_params if name in task.private}),
+            **stack_of(
+                PRIVATE, {name: task.initial_params[name] for name in task.initial_params if name in task.private}
+            ),
             **_personal_of(task, clients, broadcast.shared),
         },
         own_buffers=stack_of(BUFFERS, local),
