@@ -1,6 +1,5 @@
 """One table: every method through every runner, on every kind of federation. A new method is a new row."""
 
-import dataclasses
 import warnings
 
 import pytest
@@ -10,7 +9,7 @@ from equipoise import Client, EquipoiseWarning, Federation, parse
 from equipoise.method import METHODS
 from equipoise.runners import RUNNERS
 from equipoise.simulation import run
-from kit import NormNet, blobs, pictures
+from kit import NormNet, blobs, in_double, pictures
 
 ROWS = [
     *METHODS,
@@ -50,10 +49,6 @@ def double_precision():
     torch.set_default_dtype(torch.float64)
     yield
     torch.set_default_dtype(torch.float32)
-
-
-def in_double(federation):
-    return dataclasses.replace(federation, x=federation.x.double())
 
 
 def same(a, b, tolerance=1e-7):

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise.method import Method, register
@@ -17,7 +18,8 @@ from equipoise.roles import Merge, Shape
 from equipoise.types import Merged, PerClient, Round, Shaped, State
 from equipoise.updates import gram
 
-NOTHING = 1e-12  # a direction shorter than this, relative to the longest update, is none
+NOTHING = 1e-12  # a direction shorter than this, relative to the updates, is none
+TINY = torch.finfo(torch.float64).tiny
 
 
 def levelling(loss: Tensor) -> Tensor:
@@ -67,54 +69,52 @@ class LayerwiseFair(Merge):
     def __call__(self, round: Round, weights: Tensor) -> Merged:
         layout = round.setting.layout
         assert layout is not None  # aggregate fills it
-        rows = round.updates.shaped
-        m = len(rows)
+        rows, absent = round.updates.shaped, round.updates.absent
+        everyone = rows if absent is None else torch.cat([rows, absent])
         level = levelling(round.reports["loss"].double())
-        everyone = torch.eye(m, dtype=torch.float64)
-        # Coefficients of the vectors over the clients' rows; level losses have no levelling direction.
-        basis = (
-            torch.cat([everyone, level[None]])
-            if float(level.norm() * round.reports["loss"].norm()) > 1e-9
-            else everyone
-        )
+        level = F.pad(level, (0, len(everyone) - len(rows)))
         direction = torch.zeros_like(rows[0])
-        used = torch.zeros(m, len(layout.slices), dtype=torch.float64)
+        used = torch.zeros(len(everyone), len(layout.slices), dtype=torch.float64)
         first, last = 0, 0
         while last < len(layout.slices):
             place = slice(layout.slices[first].start, layout.slices[last].stop)
-            found, share = self._solve(rows, round.updates.absent, basis, place)
-            vanished = bool(found.norm() <= NOTHING * torch.linalg.vector_norm(rows[:, place], dim=1).max())
+            here = everyone[:, place]
+            share = self._solve(gram(here), level, len(rows))
+            found = share.to(here.dtype) @ here
             last += 1
-            if vanished and not self.scaled and bool(rows[:, place].any()):
+            vanished = bool(found.norm() <= NOTHING * here.norm()) and bool(here.any())
+            if vanished and not self.scaled:
                 if last < len(layout.slices):
                     continue  # join the next tensor
                 if first > 0:
-                    first -= 1  # no tensor follows: join the one before
-                    last = len(layout.slices) - 1
+                    first, last = first - 1, len(layout.slices) - 1  # none follows: join the one before
                     continue
             direction[place] = found
             used[:, first:last] = share[:, None]
             first = last
-        return Merged(direction, used.to(rows.dtype))
+        return Merged(direction, used[: len(rows)].to(rows.dtype))
 
-    def _solve(self, rows: Tensor, absent: Tensor | None, basis: Tensor, place: slice) -> tuple[Tensor, Tensor]:
-        """The direction in some columns, and how much of each client's update is in it."""
-        here = rows[:, place]
-        m = len(rows)
-        if absent is not None:
-            here = torch.cat([here, absent[:, place]])
-            extra = torch.eye(len(here), dtype=torch.float64)[m:]
-            basis = torch.cat([torch.nn.functional.pad(basis, (0, len(absent))), extra])
-        products = basis @ gram(here) @ basis.T
-        lengths = products.diagonal().clamp(min=0).sqrt()
+    def _solve(self, products: Tensor, level: Tensor, present: int) -> Tensor:
+        """How much of each update is in the min-norm point, from their inner products."""
+        lengths = products.diagonal().sqrt()
         moved = lengths > 0
+        target = lengths[:present][moved[:present]].mean() if self.scaled and moved[:present].any() else None
+        factor = (
+            torch.ones_like(lengths) if target is None else torch.where(moved, target / lengths.clamp(min=TINY), 0.0)
+        )
+        row = level * factor
+        length = (row @ products @ row).clamp(min=0).sqrt()
+        if target is not None and length > 0:
+            row = row * target / length
+        basis = torch.cat([torch.diag(factor), row[None]])
+        inner = basis @ products @ basis.T
+        counts = torch.cat(
+            [moved, (length > NOTHING * lengths.max())[None]]
+        )  # equal losses have no levelling direction
         share = torch.zeros(len(basis), dtype=torch.float64)
-        if moved.any():
-            scale = lengths[moved].mean() / lengths[moved] if self.scaled else torch.ones_like(lengths[moved])
-            inner = products[moved][:, moved] * scale[:, None] * scale[None]
-            share[moved] = min_norm_weights(inner) * scale
-        coefficients = share @ basis
-        return coefficients.to(rows.dtype) @ here, coefficients[:m]
+        if counts.any():
+            share[counts] = min_norm_weights(inner[counts][:, counts])
+        return share @ basis
 
 
 @register(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from equipoise.grammar import require
 from equipoise.method import Method, register
-from equipoise.parts.anchors import linear_head, train_anchors
+from equipoise.parts.anchors import AnchorNet, linear_head, train_anchors
 from equipoise.parts.projection import Projection
 from equipoise.parts.terms import unit
 from equipoise.roles import Share, Term
@@ -71,15 +70,15 @@ class TrainedAnchors(Share):
         weight, bias = linear_head(layout.split(theta), "fedlsa")
         labels = torch.arange(len(weight))
 
-        def loss(raw: Callable[[], Tensor], step: int) -> Tensor:
-            anchors = unit(raw())
+        def loss(net: AnchorNet, step: int) -> Tensor:
+            anchors = unit(net())
             known = F.cross_entropy(F.linear(anchors, weight, bias), labels)
             return known + self.alpha * separation(anchors, self.tau).mean()
 
         seed = (round.setting.seed, "fedlsa")
         classes, width = weight.shape
-        raw, net = train_anchors(classes, width, state, seed, theta, loss, self.epochs, self.lr)
-        return Sent({"anchors": unit(raw)}, dict(net))
+        raw, kept = train_anchors(classes, width, state, seed, theta, loss, self.epochs, self.lr)
+        return Sent({"anchors": unit(raw)}, dict(kept))
 
 
 @register(

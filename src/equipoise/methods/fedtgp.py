@@ -5,7 +5,6 @@ In the original models stay with their clients. Here they are averaged too, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 from typing import Literal
@@ -16,7 +15,7 @@ from torch import Tensor
 from equipoise import seeds
 from equipoise.grammar import require
 from equipoise.method import Method, register
-from equipoise.parts.anchors import distances, margin_losses, nearest_others, train_anchors
+from equipoise.parts.anchors import AnchorNet, distances, margin_losses, nearest_others, train_anchors
 from equipoise.parts.prototypes import ClassMeans, PrototypeShare, ToPrototype, last_prototypes, mean_prototypes
 from equipoise.types import Round, Sent, State
 
@@ -58,16 +57,16 @@ class TrainedPrototypes(PrototypeShare):
         per_epoch = ceil(len(points) / self.batch)
         seed = (round.setting.seed, "fedtgp")
 
-        def loss(anchors: Callable[[], Tensor], step: int) -> Tensor:
+        def loss(net: AnchorNet, step: int) -> Tensor:
             epoch, part = divmod(step, per_epoch)
             order = seeds.permutation(len(points), *seed, round.round, epoch)
             some = order[part * self.batch : (part + 1) * self.batch]
-            return margin_losses(points[some], anchors(), labels[some], margin).mean()
+            return margin_losses(points[some], net(), labels[some], margin).mean()
 
         rate = self.lr if self.lr is not None else round.known("lr", "fedtgp (server_lr)")
         classes, width = prototypes.shape[1:]
-        trained, net = train_anchors(classes, width, state, seed, points, loss, self.epochs * per_epoch, rate)
-        return Sent({"prototypes": trained, "prototype_known": known}, {**memory, **net})
+        trained, kept = train_anchors(classes, width, state, seed, points, loss, self.epochs * per_epoch, rate)
+        return Sent({"prototypes": trained, "prototype_known": known}, {**memory, **kept})
 
 
 @register(

@@ -50,7 +50,8 @@ class ControlVariates(Term):
         own = trained.states[self.key]["control"]
         layout, received = trained.layout, trained.received
         way = layout.join(received.params) - layout.join(trained.params)
-        mean_gradient = way / (trained.lr * effective_steps(trained.steps, trained.momentum).clamp(min=1))
+        steps = effective_steps(trained.steps.to(way.dtype), trained.momentum)
+        mean_gradient = way / (trained.lr * steps.clamp(min=1))
         return {"control": own - received.shared.get("control", torch.zeros_like(own)) + mean_gradient}
 
 

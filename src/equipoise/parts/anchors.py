@@ -7,7 +7,6 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from equipoise import seeds
 from equipoise.types import EquipoiseError, State, Tensors
@@ -71,26 +70,22 @@ def train_anchors(
     state: State,
     seed: tuple[int | str, ...],
     like: Tensor,
-    losses: Callable[[Callable[[], Tensor], int], Tensor],
+    losses: Callable[[AnchorNet, int], Tensor],
     steps: int,
     lr: float,
 ) -> tuple[Tensor, Tensors]:
     """Go on training a server's `AnchorNet` by gradient steps: the anchors, and the net's tensors for next round.
 
-    `losses(anchors, step)` gives the loss of one step; `anchors()` the anchors as they are.
+    `losses(net, step)` gives the loss of one step; `net()` the anchors as they are.
     """
     net = seeds.initialised(lambda: AnchorNet(classes, width), *seed).to(like)
-    params: Tensors = {}
-    for name, value in net.named_parameters():
-        kept = state.get(name, value)
-        assert isinstance(kept, Tensor)
-        params[name] = kept.detach().clone().requires_grad_()
-    optimiser = torch.optim.SGD(params.values(), lr=lr)
+    net.load_state_dict({name: state.get(name, value) for name, value in net.state_dict().items()})
+    optimiser = torch.optim.SGD(net.parameters(), lr=lr)
     with torch.enable_grad():
         for step in range(steps):
-            loss = losses(lambda: functional_call(net, params, ()), step)
-            for param, gradient in zip(params.values(), torch.autograd.grad(loss, list(params.values())), strict=True):
+            gradients = torch.autograd.grad(losses(net, step), list(net.parameters()))
+            for param, gradient in zip(net.parameters(), gradients, strict=True):
                 param.grad = gradient
             optimiser.step()
-    kept_params = {name: value.detach() for name, value in params.items()}
-    return functional_call(net, kept_params, ()).detach(), kept_params
+        anchors: Tensor = net()
+    return anchors.detach(), {name: value.detach() for name, value in net.named_parameters()}
