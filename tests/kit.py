@@ -191,8 +191,8 @@ class RandomRound:
     reports: dict[str, Tensor]
 
 
-G, CLASSES = 37, 4
-LAYOUT = {"weight": (5, 6), "bias": (7,)}
+G, CLASSES, WIDTH, PERSONAL = 37, 4, 6, 5
+LAYOUT = {"body": (9,), "head.weight": (CLASSES, WIDTH), "head.bias": (CLASSES,)}
 FACTS = {
     "num_clients": 6,
     "rounds": 8,
@@ -217,6 +217,11 @@ def random_round(seed: int, clients: tuple[int, ...], size: int = G) -> RandomRo
         "loss": 0.2 + 2 * uniform(m),
         "gap": uniform(m) - 0.3,
         "fisher": uniform(m, size).square() * (0.1 + uniform(m, 1)),
+        "loss_trained": 0.1 + uniform(m),
+        "control": uniform(m, size) - 0.5,
+        "prototypes": uniform(m, CLASSES, WIDTH),
+        "prototype_counts": (counts - 8).clamp(min=0),  # some clients lack some classes
+        "personal": uniform(m, PERSONAL) - 0.5,
     }
     return RandomRound(clients, updates, reports)
 

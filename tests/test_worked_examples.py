@@ -137,7 +137,7 @@ def test_scaffold_divides_momentum_out_of_its_control_variates():
     assert float(many) == pytest.approx(expected["asymptotic_factor_1/(1-m)"], rel=1e-4)
 
 
-EXACTLY = Training(steps=20, batch=None, lr=0.9)  # far enough to be the minimiser
+EXACTLY = Training(steps=12, batch=None, lr=0.9)  # far enough to be the minimiser
 
 
 def test_feddyn_with_exact_local_solutions():

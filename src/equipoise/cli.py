@@ -106,7 +106,7 @@ def run(
 @app.command()
 def compare(
     dataset: Dataset,
-    methods: Annotated[str, typer.Option(help="methods, separated by commas")] = (
+    methods: Annotated[str, typer.Option(help="methods, separated by commas; or `all`")] = (
         "fedavg,fedheal,fedequilibria,eagle,fedfe,f2dc"
     ),
     seeds: Annotated[str, typer.Option(help="how many seeds (3 is 0,1,2), or a list such as 0,42,100")] = "3",
@@ -131,11 +131,11 @@ def compare(
     from equipoise.data import load_federation
     from equipoise.experiment import Job, execute_all, jobs
     from equipoise.experiment import Progress as Step
-    from equipoise.method import parse
+    from equipoise.method import METHODS, parse
     from equipoise.simulation import check_options
 
     data = load_federation(dataset)
-    names = [str(parse(text)) for text in split_list(methods)]
+    names = list(METHODS) if methods.strip() == "all" else [str(parse(text)) for text in split_list(methods)]
     if not names:
         raise EquipoiseError("Name at least one method, for example --methods fedavg,fedheal.")
     training = _training(data.protocol.training, lr, epochs, steps, batch, momentum, weight_decay, optimizer)
@@ -184,27 +184,35 @@ def compare(
 
 
 @app.command()
-def methods(name: Annotated[str | None, typer.Argument(help="a method; leave it out to see all")] = None) -> None:
+def methods(
+    name: Annotated[str | None, typer.Argument(help="a method; leave it out to see all")] = None,
+    table: Annotated[bool, typer.Option("--table", help="which part plays which role in each method")] = False,
+) -> None:
     """Every method with its roles, parameters, defaults and reference."""
     from equipoise.method import METHODS, ROLES
-    from equipoise.methods import fedavg
 
     if name is None:
-        table = Table(title="Methods", title_justify="left")
-        for column in ("method", "what it does", "roles that differ from FedAvg"):
-            table.add_column(column)
-        plain = fedavg()
-        for entry in METHODS.values():
-            built = entry.function()
-            changed = [role for role in ROLES if getattr(built, role) != getattr(plain, role)]
-            table.add_row(entry.name, entry.title, ", ".join(changed) or "-")
-        screen.print(table)
+        built = {entry.name: entry.function() for entry in METHODS.values()}
+        if table:
+            title = "Method x role: the parts that are not FedAvg's, and what a method demands of the optimiser"
+            shown = Table("method", *ROLES, "training", title=title, title_justify="left", show_lines=True)
+            for method, value in built.items():
+                cells = ["\n".join(type(part).__name__ for part in parts) for parts in value.own_parts.values()]
+                shown.add_row(method, *cells, "\n".join(f"{name}={wanted}" for name, wanted in value.training))
+        else:
+            shown = Table(
+                "method", "what it does", "roles that differ from FedAvg", title="Methods", title_justify="left"
+            )
+            for method, value in built.items():
+                changed = [role for role, parts in value.own_parts.items() if parts]
+                shown.add_row(method, METHODS[method].title, ", ".join(changed) or "-")
+        screen.print(shown)
         screen.print(
             "`equipoise methods NAME` shows the parameters of one. Combine with +, as in 'eagle + f2dc_modules'."
         )
         return
     entry = METHODS.find(name)
-    built = entry.function()
+    chosen = entry.function()
     screen.print(f"[bold]{entry.name}[/]: {escape(entry.title)}\n{escape(entry.reference)}\n", soft_wrap=True)
     screen.print(escape(" ".join((entry.function.__doc__ or "").split())) + "\n", soft_wrap=True)
     parameters = Table("parameter", "type", "default", *entry.per_dataset, title="Parameters", title_justify="left")
@@ -216,7 +224,7 @@ def methods(name: Annotated[str | None, typer.Argument(help="a method; leave it 
         screen.print(parameters)
     roles = Table("role", "parts", title="Roles", title_justify="left")
     for role in ROLES:
-        parts = getattr(built, role)
+        parts = getattr(chosen, role)
         roles.add_row(role, escape(", ".join(map(repr, parts)) if isinstance(parts, tuple) else repr(parts)) or "-")
     screen.print(roles)
 
@@ -304,6 +312,12 @@ def _run_table(result: Any) -> Table:
         table.add_row(
             f"[bold]over {what}[/]", "", "", f"[bold]AVG {f.avg:.1f}  STD {f.std:.1f} (ddof 0)  MIN {f.min:.1f}[/]", "",
         )  # fmt: skip
+    for metric in dict.fromkeys(s.metric for s in result.scores if s.metric.startswith("accuracy of the ")):
+        f = figures([100 * v for v in result.by_domain(metric).values()])
+        model = metric.removeprefix("accuracy of the ")
+        table.add_row(
+            f"{model}, over domains", "", "", f"AVG {f.avg:.1f}  STD {f.std:.1f} (ddof 0)  MIN {f.min:.1f}", ""
+        )
     return table
 
 

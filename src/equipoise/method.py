@@ -55,18 +55,19 @@ class Method:
             object.__setattr__(self, "reports", (SampleCount(), *self.reports))
         for role in CHAINS:
             _refuse_twins(role, getattr(self, role))
+        written = f"`{' + '.join(map(str, self.calls))}`" if self.calls else "this method"  # str() would build it again
         given = {name for part in self.parts for name in part.gives}
         for part in self.parts:
             for need in part.needs:
                 if need not in given and need not in FROM_OUTSIDE:
                     kind = f"the report `{need}`" if need in REPORTS else f"`{need}`"
                     source = SOURCES.get(need, f"{kind}: add a part that gives it")
-                    raise EquipoiseError(f"`{part.key}` ({part.role}) needs {source}. No part of `{self}` gives it.")
+                    raise EquipoiseError(f"`{part.key}` ({part.role}) needs {source}. No part of {written} gives it.")
         _refuse_rivals(self.share)
         if self.weigh.rank == 2 and not self.merge.weighs:
             raise EquipoiseError(
                 f"`{self.merge.key}` (merge) finds its own weights, so `{self.weigh.key}` (weigh) would do nothing in "
-                f"`{self}`. Keep one of the two."
+                f"{written}. Keep one of the two."
             )
 
     @property
@@ -82,6 +83,12 @@ class Method:
             *self.step,
             *self.share,
         )
+
+    @property
+    def own_parts(self) -> dict[str, tuple[Part, ...]]:
+        """For each role the parts that are not FedAvg's."""
+        plain = Method().parts
+        return {role: tuple(p for p in self.parts if p.role == role and p not in plain) for role in ROLES}
 
     @property
     def probes(self) -> bool:

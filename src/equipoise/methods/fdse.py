@@ -26,6 +26,7 @@ from equipoise.types import Layout, Local, Merged, Outputs, PerClient, Round, Se
 from equipoise.updates import gram
 
 ERASER = ("dse", "dse_norm")  # the modules of a split layer that are the client's own
+STILL = 1e-9  # an update this short, relative to the longest one of the tensor, is rounding and not a direction
 
 
 # --------------------------------------------------------------------------- layers
@@ -211,7 +212,7 @@ class ConsistentStatistics(Term):
 class Consensus(Merge):
     """Tensor by tensor the min-norm point of the clients' unit updates, times the mean length of the updates.
 
-    Clients that did not move in a tensor have no direction there and are left out of it.
+    Clients that did not move in a tensor have no direction there, and are left out of it.
     """
 
     weighs: ClassVar[bool] = False
@@ -225,7 +226,7 @@ class Consensus(Merge):
         for i, columns in enumerate(layout.slices):
             products = gram(rows[:, columns])
             lengths = products.diagonal().sqrt()
-            moved = lengths > 0
+            moved = lengths > STILL * lengths.max()
             if moved.any():
                 inverse = 1 / lengths[moved]
                 used[moved, i] = min_norm_weights(products[moved][:, moved] * inverse[:, None] * inverse[None])

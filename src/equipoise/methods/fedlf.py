@@ -18,8 +18,8 @@ from equipoise.roles import Merge, Shape
 from equipoise.types import Merged, PerClient, Round, Shaped, State
 from equipoise.updates import gram
 
-NOTHING = 1e-12  # a direction shorter than this, relative to the updates, is none
-TINY = torch.finfo(torch.float64).tiny
+STILL = 1e-9  # an update this short, relative to the longest one, is rounding: it has no direction
+VANISHED = 1e-6  # nor has a min-norm point this short, which is found from squared lengths
 
 
 def levelling(loss: Tensor) -> Tensor:
@@ -75,45 +75,41 @@ class LayerwiseFair(Merge):
         level = F.pad(level, (0, len(everyone) - len(rows)))
         direction = torch.zeros_like(rows[0])
         used = torch.zeros(len(everyone), len(layout.slices), dtype=torch.float64)
-        first, last = 0, 0
-        while last < len(layout.slices):
-            place = slice(layout.slices[first].start, layout.slices[last].stop)
-            here = everyone[:, place]
+        places = list(layout.slices)
+        i = 0
+        while i < len(places):
+            here = everyone[:, places[i]]
             share = self._solve(gram(here), level, len(rows))
             found = share.to(here.dtype) @ here
-            last += 1
-            vanished = bool(found.norm() <= NOTHING * here.norm()) and bool(here.any())
-            if vanished and not self.scaled:
-                if last < len(layout.slices):
-                    continue  # join the next tensor
-                if first > 0:
-                    first, last = first - 1, len(layout.slices) - 1  # none follows: join the one before
-                    continue
-            direction[place] = found
-            used[:, first:last] = share[:, None]
-            first = last
+            moved = here.norm() > STILL * everyone.norm()
+            if moved and found.norm() <= VANISHED * here.norm() and len(places) > 1 and not self.scaled:
+                i = min(i, len(places) - 2)
+                places[i : i + 2] = [slice(places[i].start, places[i + 1].stop)]
+                continue
+            direction[places[i]] = found
+            inside = [j for j, s in enumerate(layout.slices) if places[i].start <= s.start < places[i].stop]
+            used[:, inside] = share[:, None]
+            i += 1
         return Merged(direction, used[: len(rows)].to(rows.dtype))
 
     def _solve(self, products: Tensor, level: Tensor, present: int) -> Tensor:
         """How much of each update is in the min-norm point, from their inner products."""
         lengths = products.diagonal().sqrt()
-        moved = lengths > 0
-        target = lengths[:present][moved[:present]].mean() if self.scaled and moved[:present].any() else None
-        factor = (
-            torch.ones_like(lengths) if target is None else torch.where(moved, target / lengths.clamp(min=TINY), 0.0)
-        )
-        row = level * factor
+        moved = lengths > STILL * lengths.max()
+        factor = moved.double()
+        mean = lengths[:present].mean()
+        if self.scaled:
+            factor[moved] = mean / lengths[moved]
+        row = level * factor  # the levelling direction; level losses have none
         length = (row @ products @ row).clamp(min=0).sqrt()
-        if target is not None and length > 0:
-            row = row * target / length
+        levels = length > STILL * lengths.max()
+        if self.scaled and levels:
+            row = row * mean / length
         basis = torch.cat([torch.diag(factor), row[None]])
-        inner = basis @ products @ basis.T
-        counts = torch.cat(
-            [moved, (length > NOTHING * lengths.max())[None]]
-        )  # equal losses have no levelling direction
+        counts = torch.cat([moved, levels[None]])
         share = torch.zeros(len(basis), dtype=torch.float64)
         if counts.any():
-            share[counts] = min_norm_weights(inner[counts][:, counts])
+            share[counts] = min_norm_weights((basis @ products @ basis.T)[counts][:, counts])
         return share @ basis
 
 

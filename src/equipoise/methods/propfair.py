@@ -37,6 +37,7 @@ class ProportionalLoss(Term):
 @register(
     title="Proportional fairness by a logarithm of the loss",
     reference="Zhang et al., Proportional fairness in federated learning, TMLR 2023",
+    per_dataset={"scanners": {"M": 3.0}},  # above log 10, where the loss of ten classes begins
 )
 def propfair(M: float = 2.0, eps: float = 0.2) -> Method:
     """`M` should lie above the losses that occur. The gradient is that of the loss over `M - loss`: for a large `M`, FedAvg

@@ -14,6 +14,8 @@ from equipoise.parts.weights import PowerOfLoss
 @register(
     title="The larger a client's loss, the more it counts",
     reference="Li, Sanjabi, Beirami, Smith, Fair resource allocation in federated learning, ICLR 2020",
+    # Several local epochs with momentum make ||L D||^2 large and the step short: embedded data wants a small q.
+    per_dataset={"scanners": {"q": 0.01}},
 )
 def qffl(q: float = 1.0, solver: Literal["fedavg", "fedsgd"] = "fedavg", lr: float | None = None) -> Method:
     """`q=0` is FedAvg (or FedSGD) with equal weights. `solver="fedsgd"` takes one full-batch gradient step a round. `lr` is
