@@ -1,13 +1,17 @@
 """The documentation tells the truth: its code blocks run, its commands exist, its pages are complete."""
 
 import re
+import runpy
 import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
-from equipoise import EquipoiseWarning
+from equipoise import EquipoiseWarning, aggregate, run
 from equipoise.method import METHODS, parse
+from equipoise.runners import RUNNERS
+from kit import blobs
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -30,6 +34,32 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
     finally:
         for name in set(METHODS) - known:
             del METHODS[name]
+
+
+def test_the_example_of_a_new_method_runs_through_every_runner(monkeypatch, capsys):
+    path = ROOT / "examples" / "new_method.py"
+    source = path.read_text()
+    assert len(source.splitlines()) <= 30
+    assert source.split('"""\n\n', 1)[1] in (ROOT / "docs" / "new_method.md").read_text(), "page and example differ"
+    try:
+        runpy.run_path(str(path))  # registers it
+        for participation in (1.0, 0.5):
+            thetas = [
+                run("fedprox + worst_off", blobs(), runner=runner, participation=participation).server.theta
+                for runner in RUNNERS
+            ]
+            for theta in thetas[1:]:
+                torch.testing.assert_close(theta, thetas[0], rtol=1e-4, atol=1e-5)
+        loss = torch.tensor([0.3, 0.9, 0.1, 0.5])
+        half = aggregate(parse("worst_off"), torch.zeros(1), torch.ones(4, 1), clients=range(4), reports={"loss": loss})
+        assert half.weights.tolist() == [0, 0.5, 0, 0.5]
+        everyone = run("worst_off(share=1)", blobs()).server.theta
+        torch.testing.assert_close(everyone, run("fedavg(weights='uniform')", blobs()).server.theta)
+        monkeypatch.setattr("equipoise.compare", lambda methods, *_, **__: methods)
+        runpy.run_path(str(path), run_name="__main__")
+        assert "worst_off(share=0.3)" in capsys.readouterr().out
+    finally:
+        METHODS.pop("worst_off", None)
 
 
 def test_the_quick_start_is_short():
