@@ -55,10 +55,10 @@ def update(name: str) -> None:
 
 NOT_HERE = """## Not here
 
-- **Pa3Fed** (AAAI 2025) stands in FedEquilibria's tables. Its rule is not public: neither code nor the body of the paper could be
-  had, and the abstract does not determine it. It is left out rather than invented.
-- **FOCUS** trains several models a client and assigns clients to them softly. It stands in none of the five papers' tables, and its
-  algorithm is known to us from its abstract alone. It is left out.
+- **Pa3Fed** (AAAI 2025) stands in FedEquilibria's tables. Its rule is not public: neither code nor the body of the paper could
+  be had, and the abstract does not determine it. It is left out rather than invented.
+- **FOCUS** trains several models a client and assigns clients to them softly. It stands in none of the five papers' tables, and
+  its algorithm is known to us from its abstract alone. It is left out.
 """
 
 
@@ -68,7 +68,7 @@ def index() -> None:
     lines += [f"| [`{name}`]({name}.md) | {entry.title} |" for name, entry in sorted(METHODS.items())]
     lines += [
         "",
-        "They combine with `+`, unless two of them set the same thing: `moon + fedheal`, `scaffold + qffl`, `fpl + f2dc_modules`.",
+        "They combine with `+` unless two set the same thing: `moon + fedheal`, `scaffold + qffl`, `fpl + f2dc_modules`.",
         "",
         "## Method × role",
         "",

@@ -1,4 +1,4 @@
-"""A new fair method: only the worst-off share of the clients counts. `docs/new_method.md` explains it."""
+"""A new fair method: a client counts by its samples times its loss. `docs/new_method.md` explains it."""
 
 from dataclasses import dataclass
 
@@ -9,21 +9,20 @@ from equipoise.types import Round, State, Weighed
 
 
 @dataclass(frozen=True)
-class WorstOff(Weigh):
-    share: float
-    needs = ("loss",)  # of the received model, on each client's training data
+class LossTimesSamples(Weigh):
+    power: float
+    needs = ("samples", "loss")  # the loss is that of the received model on the client's training data
 
     def __call__(self, round: Round, state: State) -> Weighed:
         loss = round.reports["loss"].double()
-        count = max(1, int(self.share * len(loss)))
-        chosen = (loss >= loss.topk(count).values[-1]).double()
-        return Weighed(chosen / chosen.sum(), figures={"loss": loss})
+        weights = round.reports["samples"].double() * loss**self.power
+        return Weighed(weights / weights.sum(), figures={"loss": loss})
 
 
-@register(title="The mean over the clients with the largest losses", reference="an example")
-def worst_off(share: float = 0.5) -> Method:
-    return Method(reports=(GlobalLoss(),), weigh=WorstOff(share))
+@register(title="A client counts by its samples times its loss", reference="an example")
+def by_loss(power: float = 1.0) -> Method:
+    return Method(reports=(GlobalLoss(),), weigh=LossTimesSamples(power))
 
 
 if __name__ == "__main__":
-    print(compare(["fedavg", "worst_off(share=0.3)"], "scanners", seeds=1, rounds=10))
+    print(compare(["fedavg", "by_loss", "by_loss(power=2)"], "scanners", seeds=1))

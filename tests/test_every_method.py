@@ -9,6 +9,7 @@ from equipoise import Client, EquipoiseWarning, Federation, parse
 from equipoise.method import METHODS
 from equipoise.runners import RUNNERS
 from equipoise.simulation import run
+from equipoise.types import PerClient
 from kit import NormNet, blobs, in_double, pictures
 
 # The same method with less work in a round, where that changes nothing of what is tested.
@@ -128,6 +129,16 @@ def test_the_same_run_gives_the_same_numbers_bit_for_bit(text):
     assert a.values() == b.values()
     c = quiet(text, federation, rounds=2, seed=1)
     assert parse(text).wrap or not torch.equal(a.server.theta, c.server.theta)
+
+
+@pytest.mark.parametrize("text", ROWS)
+def test_all_that_is_kept_between_rounds_is_tensors(text):
+    """So that any run can be stored and taken up again."""
+    result = quiet(text, pictures() if needs_images(text) else blobs(), rounds=1)
+    for state in (*result.server.memory.parts.values(), result.server.memory.shared):
+        assert all(isinstance(value, (torch.Tensor, PerClient)) for value in state.values())
+    for state in result.states.values():
+        assert all(isinstance(value, torch.Tensor) for part in state.values() for value in part.values())
 
 
 @pytest.mark.parametrize("text", ROWS)

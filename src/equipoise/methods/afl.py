@@ -51,9 +51,9 @@ class SimplexAscent(Weigh):
         assert isinstance(known, PerClient)
         seen = sorted({*known, *round.clients})
         total = max(len(seen), round.setting.num_clients or 0)
-        unseen = known.default if known.default is not None else torch.tensor(1 / total, dtype=torch.float64)
+        unseen = loss.new_tensor(1 / total) if known.default is None else known.default
         now = torch.stack([known.get(c, unseen) for c in seen] + [unseen] * (total - len(seen)))
-        place = torch.tensor([seen.index(c) for c in round.clients])
+        place = torch.tensor([seen.index(c) for c in round.clients], device=loss.device)
         climbed = onto_simplex(now.index_add(0, place, self.gamma * total / len(loss) * loss))
         used = shares((climbed if self.before else now)[place])
         after = PerClient(dict(zip(seen, climbed, strict=False)), climbed[-1] if total > len(seen) else unseen)

@@ -222,7 +222,7 @@ class Consensus(Merge):
         assert layout is not None  # aggregate fills it
         rows = round.updates.shaped
         direction = torch.zeros_like(rows[0])
-        used = torch.zeros(len(rows), len(layout.slices), dtype=torch.float64)
+        used = rows.new_zeros(len(rows), len(layout.slices), dtype=torch.float64)
         for i, columns in enumerate(layout.slices):
             products = gram(rows[:, columns])
             lengths = products.diagonal().sqrt()

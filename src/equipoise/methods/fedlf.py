@@ -74,7 +74,7 @@ class LayerwiseFair(Merge):
         level = levelling(round.reports["loss"].double())
         level = F.pad(level, (0, len(everyone) - len(rows)))
         direction = torch.zeros_like(rows[0])
-        used = torch.zeros(len(everyone), len(layout.slices), dtype=torch.float64)
+        used = rows.new_zeros(len(everyone), len(layout.slices), dtype=torch.float64)
         places = list(layout.slices)
         i = 0
         while i < len(places):
@@ -107,7 +107,7 @@ class LayerwiseFair(Merge):
             row = row * mean / length
         basis = torch.cat([torch.diag(factor), row[None]])
         counts = torch.cat([moved, levels[None]])
-        share = torch.zeros(len(basis), dtype=torch.float64)
+        share = basis.new_zeros(len(basis))
         if counts.any():
             share[counts] = min_norm_weights((basis @ products @ basis.T)[counts][:, counts])
         return share @ basis

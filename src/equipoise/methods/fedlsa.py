@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import log
 
 import torch
 import torch.nn.functional as F
@@ -19,9 +20,9 @@ from equipoise.types import Local, Round, Sent, State
 
 def separation(anchors: Tensor, tau: float) -> Tensor:
     """How near an anchor is to the others, `[C]`: `log` of the mean over them of `exp(a_i . a_j / tau)`."""
-    itself = torch.eye(len(anchors), dtype=torch.bool)
+    itself = torch.eye(len(anchors), dtype=torch.bool, device=anchors.device)
     logits = torch.where(itself, -torch.inf, anchors @ anchors.mT / tau)
-    return torch.logsumexp(logits, 1) - torch.tensor(float(len(anchors) - 1)).log()
+    return torch.logsumexp(logits, 1) - log(len(anchors) - 1)
 
 
 def compactness(features: Tensor, anchors: Tensor, y: Tensor, tau: float) -> Tensor:
@@ -68,7 +69,7 @@ class TrainedAnchors(Share):
         layout = round.setting.layout
         assert layout is not None  # aggregate fills it
         weight, bias = linear_head(layout.split(theta), "fedlsa")
-        labels = torch.arange(len(weight))
+        labels = torch.arange(len(weight), device=weight.device)
 
         def loss(net: AnchorNet, step: int) -> Tensor:
             anchors = unit(net())

@@ -39,10 +39,10 @@ class NearMinNorm(Weigh):
         return ("samples",) if self.around == "samples" else ()
 
     def __call__(self, round: Round, state: State) -> Weighed:
-        m = len(round.clients)
-        usual = shares(round.reports["samples"].double() if self.around == "samples" else torch.ones(m).double())
+        gram = round.updates.gram
+        usual = shares(round.reports["samples"].double() if self.around == "samples" else torch.ones_like(gram[0]))
         low, high = (usual - self.eps).clamp(min=0), (usual + self.eps).clamp(max=1)
-        return Weighed(boxed_min_norm_weights(round.updates.gram, low, high), figures={"usual": usual})
+        return Weighed(boxed_min_norm_weights(gram, low, high), figures={"usual": usual})
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ def relaxed_contrast(
     """
     z = unit(features)
     likeness = z @ z.mT
-    itself = torch.eye(len(y), dtype=torch.bool)
+    itself = torch.eye(len(y), dtype=torch.bool, device=y.device)
     real = torch.ones_like(itself) if keep is None else (keep > 0)[None].expand(len(y), len(y))
     same = (y[:, None] == y[None]) & real
     positive = torch.where(same | itself, likeness, torch.inf).amin(1)

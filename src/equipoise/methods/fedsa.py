@@ -74,7 +74,8 @@ class AnchorLosses(Term):
         return ("shared anchors",)
 
     def start(self, beginning: Beginning) -> list[Tensors]:
-        return [{"gap": torch.zeros(())} for _ in beginning.clients]
+        some = next(iter(beginning.received.params.values()))
+        return [{"gap": some.new_zeros(())} for _ in beginning.clients]
 
     def loss(self, local: Local) -> Tensor | None:
         anchors = local.received.shared.get("anchors")
@@ -84,7 +85,9 @@ class AnchorLosses(Term):
         weight, bias = linear_head(shared, "fedsa")
         everyone = torch.ones_like(anchors[:, 0])
         margin = torch.maximum(mean_gap(anchors, everyone), local.states[self.key]["gap"])
-        calibration = F.cross_entropy(F.linear(anchors, weight, bias), torch.arange(len(anchors)))
+        calibration = F.cross_entropy(
+            F.linear(anchors, weight, bias), torch.arange(len(anchors), device=anchors.device)
+        )
         features = local.out.features
         return (
             self.lam * (features - anchors[local.y]).square().mean(1)

@@ -24,7 +24,7 @@ def finch(points: Tensor) -> Tensor:
     >>> finch(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]]))
     tensor([0, 0, 1, 1])
     """
-    labels = torch.arange(len(points))
+    labels = torch.arange(len(points), device=points.device)
     groups = len(points)
     while groups > 1:
         joined = _linked(cluster_means(points, labels))
@@ -41,10 +41,10 @@ def _linked(points: Tensor) -> Tensor:
     from scipy.sparse.csgraph import connected_components
 
     likeness = (unit(points.double()) @ unit(points.double()).T).fill_diagonal_(-torch.inf)
-    nearest = likeness.argmax(1).numpy()
+    nearest = likeness.argmax(1).cpu().numpy()
     n = len(points)
     graph = coo_array(([1] * n, (range(n), nearest)), shape=(n, n))
-    return torch.from_numpy(connected_components(graph, directed=False)[1]).long()
+    return torch.from_numpy(connected_components(graph, directed=False)[1]).long().to(points.device)
 
 
 def cluster_means(points: Tensor, labels: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class ClusterPrototypes(Share):
                 means = cluster_means(points, finch(points))
                 unbiased[c] = means.mean(0)
                 clusters.append(means)
-                classes.append(torch.full((len(means),), c))
+                classes.append(torch.full((len(means),), c, device=means.device))
         sent = {
             "cluster_prototypes": torch.cat(clusters),
             "cluster_classes": torch.cat(classes),

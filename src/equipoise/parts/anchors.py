@@ -25,7 +25,7 @@ def margin_losses(points: Tensor, anchors: Tensor, y: Tensor, margin: Tensor | f
 
 def nearest_others(anchors: Tensor, known: Tensor) -> Tensor:
     """For each class the distance to the nearest other known one; infinite for a class that is unknown or alone."""
-    between = known[:, None] * known[None] * (1 - torch.eye(len(anchors), dtype=known.dtype))
+    between = known[:, None] * known[None] * (1 - torch.eye(len(anchors)).to(known))
     return torch.where(between > 0, distances(anchors, anchors), torch.inf).amin(1)
 
 
