@@ -53,11 +53,36 @@ def update(name: str) -> None:
     page.write_text(before + generated(name) + after)
 
 
+NOT_HERE = """## Not here
+
+- **Pa3Fed** (AAAI 2025) stands in FedEquilibria's tables. Its rule is not public: neither code nor the body of the paper could
+  be had, and the abstract does not determine it. It is left out rather than invented.
+- **FOCUS** trains several models a client and assigns clients to them softly. It stands in none of the five papers' tables, and
+  its algorithm is known to us from its abstract alone. It is left out.
+"""
+
+
 def index() -> None:
-    """The list of all methods."""
+    """The list of all methods, which part plays which role in each, and what is missing."""
     lines = ["# Methods", "", "| method | what it does |", "|---|---|"]
     lines += [f"| [`{name}`]({name}.md) | {entry.title} |" for name, entry in sorted(METHODS.items())]
-    (FOLDER / "README.md").write_text("\n".join(lines) + "\n")
+    lines += [
+        "",
+        "They combine with `+` unless two set the same thing: `moon + fedheal`, `scaffold + qffl`, `fpl + f2dc_modules`.",
+        "",
+        "## Method × role",
+        "",
+        "Empty is FedAvg's. `equipoise methods --table` prints the same.",
+        "",
+        "| method | " + " | ".join(ROLES) + " | training |",
+        "|---" * (len(ROLES) + 2) + "|",
+    ]
+    for name in sorted(METHODS):
+        method = parse(name)
+        cells = [", ".join(type(part).__name__ for part in parts) for parts in method.own_parts.values()]
+        demands = ", ".join(f"{key}={value}" for key, value in method.training)
+        lines.append(f"| {name} | " + " | ".join(cells) + f" | {demands} |")
+    (FOLDER / "README.md").write_text("\n".join([*lines, "", NOT_HERE]))
 
 
 if __name__ == "__main__":

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 import equipoise
-from equipoise import Federation, Method, Outputs, Protocol, Training
+from equipoise import Aggregated, Federation, Layout, Method, Outputs, Protocol, Training, client_round, server_round
 from equipoise.roles import Term
-from equipoise.types import Local
+from equipoise.round import begin, broadcast_of
+from equipoise.task import Task
+from equipoise.types import ClientState, Local, Received, Replies, Server, Tensors
 
 EXAMPLES = json.loads((Path(__file__).parent / "data" / "worked_examples.json").read_text())
 
@@ -51,6 +55,11 @@ def pictures(sizes: tuple[int, ...] = (13, 10, 6, 9), seed: int = 0) -> Federati
     return Federation.from_tensors(
         train, test=tested, validation=held, domains=domains, classes=3, name="pictures", protocol=protocol
     )
+
+
+def in_double(federation: Federation) -> Federation:
+    """The same in float64."""
+    return replace(federation, x=federation.x.double())
 
 
 class NormNet(nn.Module):
@@ -99,6 +108,19 @@ class Quadratic(Term):
         return 0.5 * local.out.features.square().sum(1)
 
 
+class Bowl(nn.Module):
+    """Two parameters, and logits whose cross-entropy with label 0 is `0.5 ||w - x||^2`: every loss of the library is then
+    that of the worked examples, reported ones too."""
+
+    def __init__(self, start: tuple[float, ...] = (0.0, 0.0)) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(start))
+
+    def forward(self, x: Tensor) -> Outputs:
+        loss = 0.5 * (x - self.w).square().sum(1)
+        return Outputs(torch.stack([torch.zeros_like(loss), torch.log(torch.expm1(loss))], 1), x - self.w)
+
+
 def quadratic_federation(counts: tuple[int, ...] = (10, 20, 30)) -> Federation:
     """Three clients with optima (1,0), (0,2), (-1,1)."""
     optima = ((1.0, 0.0), (0.0, 2.0), (-1.0, 1.0))
@@ -109,6 +131,58 @@ def quadratic_federation(counts: tuple[int, ...] = (10, 20, 30)) -> Federation:
     return Federation.from_tensors(data, test=data, classes=2, name="quadratic")
 
 
+class Played(NamedTuple):
+    """What stands after one round."""
+
+    server: Server
+    replies: Replies
+    states: dict[int, ClientState]
+    result: Aggregated
+
+
+def played(
+    method: Method,
+    participants: Sequence[Sequence[int]],
+    *,
+    federation: Federation | None = None,
+    model: nn.Module | None = None,
+    training: Training | None = None,
+    states: dict[int, ClientState] | None = None,
+    seed: int = 0,
+) -> list[Played]:
+    """Rounds with these participants, by default on the quadratic toy with two full-batch steps."""
+    training = training or Training(steps=2, batch=None, lr=0.1)
+    task = Task.build(method, federation or quadratic_federation(), model=model or Bowl(), training=training, seed=seed)
+    setting = task.setting(len(participants), seed)
+    server, kept, found = begin(method, task), dict(states or {}), []
+    for clients in participants:
+        broadcast = broadcast_of(server, len(participants))
+        new = [c for c in clients if c not in kept]
+        kept |= client_round(method, task, new, broadcast, {}, seed, "start")[1] if new else {}
+        replies, after = client_round(method, task, list(clients), broadcast, kept, seed)
+        kept |= after
+        server, result = server_round(method, server, replies, setting)
+        found.append(Played(server, replies, dict(kept), result))
+    return found
+
+
+def local_of(
+    out: Outputs,
+    y: Tensor,
+    *,
+    shared: Tensors | None = None,
+    states: ClientState | None = None,
+    params: Tensors | None = None,
+    keep: Tensor | None = None,
+    round: int = 0,
+    rounds: int = 1,
+) -> Local:
+    """A local step with these outputs, for terms alone."""
+    params = params or {}
+    received = Received(params, {}, shared or {}, {}, Layout.of(params))
+    return Local(out, torch.zeros(len(y)), y, keep, params, received, states or {}, 0, round, rounds, 0.1, None)
+
+
 # --------------------------------------------------------------------------- random rounds for server rules
 @dataclass(frozen=True)
 class RandomRound:
@@ -117,8 +191,8 @@ class RandomRound:
     reports: dict[str, Tensor]
 
 
-G, CLASSES = 37, 4
-LAYOUT = {"weight": (5, 6), "bias": (7,)}
+G, CLASSES, WIDTH, PERSONAL = 37, 4, 6, 5
+LAYOUT = {"body": (9,), "head.weight": (CLASSES, WIDTH), "head.bias": (CLASSES,)}
 FACTS = {
     "num_clients": 6,
     "rounds": 8,
@@ -143,6 +217,11 @@ def random_round(seed: int, clients: tuple[int, ...], size: int = G) -> RandomRo
         "loss": 0.2 + 2 * uniform(m),
         "gap": uniform(m) - 0.3,
         "fisher": uniform(m, size).square() * (0.1 + uniform(m, 1)),
+        "loss_trained": 0.1 + uniform(m),
+        "control": uniform(m, size) - 0.5,
+        "prototypes": uniform(m, CLASSES, WIDTH),
+        "prototype_counts": (counts - 8).clamp(min=0),  # some clients lack some classes
+        "personal": uniform(m, PERSONAL) - 0.5,
     }
     return RandomRound(clients, updates, reports)
 

@@ -9,14 +9,16 @@ import numpy as np
 import quadprog
 
 
-def min_norm(vectors):
-    """argmin ||sum w_k v_k||^2 on the simplex, by a general QP solver."""
+def min_norm(vectors, low=None, high=None):
+    """argmin ||sum w_k v_k||^2 on the simplex (within bounds, where given), by a general QP solver."""
     m = len(vectors)
     A = vectors @ vectors.T
     scale = np.trace(A) / m
-    H = A / scale + 1e-13 * np.eye(m)
+    H = A / scale + (1e-13 if low is None else 1e-10) * np.eye(m)
     C = np.hstack([np.ones((m, 1)), np.eye(m)])
-    b = np.concatenate([[1.0], np.zeros(m)])
+    b = np.concatenate([[1.0], np.zeros(m) if low is None else low])
+    if high is not None:
+        C, b = np.hstack([C, -np.eye(m)]), np.concatenate([b, -high])
     return np.maximum(quadprog.solve_qp(H, np.zeros(m), C, b, meq=1)[0], 0)
 
 
@@ -159,3 +161,154 @@ def fedfe(
         v = b * v + phi
         theta = theta - rate * v
         yield theta, np.array([F[k] ** q * S / sum(y) for k in range(len(g))])
+
+
+def project_simplex(v):
+    """By bisection on the shift, not by sorting."""
+    low, high = v.min() - 1, v.max()
+    for _ in range(200):
+        middle = (low + high) / 2
+        if np.maximum(v - middle, 0).sum() > 1:
+            low = middle
+        else:
+            high = middle
+    return np.maximum(v - (low + high) / 2, 0)
+
+
+def afl(rounds, theta, gamma, first, total):
+    lam = np.full(total, 1 / total)
+    for clients, D, reports in rounds:
+        S = list(clients)
+        F = np.zeros(total)
+        F[S] = reports["loss"] * total / len(S)
+        new = project_simplex(lam + gamma * F)
+        w = (new if first else lam)[S]
+        w = w / w.sum() if w.sum() > 0 else np.full(len(S), 1 / len(S))
+        lam = new
+        theta = theta + w @ D
+        yield theta, w
+
+
+def qffl(rounds, theta, q, lr):
+    L = 1 / lr
+    for _, D, reports in rounds:
+        F = reports["loss"] + 1e-10
+        h = q * F ** (q - 1) * (L**2 * (D**2).sum(1)) + L * F**q
+        delta = -(F**q)[:, None] * L * D
+        theta = theta - delta.sum(0) / h.sum()
+        yield theta, L * F**q / h.sum()
+
+
+def fedfv(rounds, theta, alpha, tau):
+    H, last = {}, {}
+    for t, (clients, D, reports) in enumerate(rounds):
+        g = [-row for row in D]
+        for c, row in zip(clients, g, strict=True):
+            H[c], last[c] = row, t
+        phi = sum(micg(g, reports["loss"], alpha)) / len(g)
+        if t >= tau:
+            for i in range(tau, 0, -1):
+                c = sum((H[k] for k in H if last[k] == t - i and phi @ H[k] < 0), np.zeros_like(theta))
+                if phi @ c < 0:
+                    phi = phi - (phi @ c) / (c @ c) * c
+        mean = sum(g) / len(g)
+        theta = theta - phi / np.linalg.norm(phi) * np.linalg.norm(mean)
+        yield theta, np.full(len(g), 1 / len(g))
+
+
+def fedmgda_plus(rounds, theta, eps, around):
+    for _, D, reports in rounds:
+        units = D / np.linalg.norm(D, axis=1, keepdims=True)
+        n = reports["samples"] if around == "samples" else np.ones(len(D))
+        usual = n / n.sum()
+        w = min_norm(units, np.maximum(usual - eps, 0), np.minimum(usual + eps, 1)) if eps else usual
+        theta = theta + w @ units
+        yield theta, w
+
+
+def fedlf(rounds, theta, sizes, scaled):
+    H, last = {}, {}
+    edges = np.cumsum([0, *sizes])
+    for t, (clients, D, reports) in enumerate(rounds):
+        g, F = -D, reports["loss"]
+        m = len(g)
+        tau = len(set(H) | set(clients)) // m
+        extra = [H[c] for c in sorted(H) if c not in clients and t - last[c] <= tau]
+        one = np.ones(m) / np.sqrt(m)
+        size = np.linalg.norm(F)
+        h = (F @ one) * F / size**3 - one / size
+        d = np.zeros_like(theta)
+        todo = list(itertools.pairwise(edges))
+        while todo:
+            a, b = todo.pop(0)
+            rows = [row[a:b] for row in (*g, *extra)]
+            if scaled:
+                mean = np.mean([np.linalg.norm(row) for row in rows[:m]])
+                rows = [row * mean / np.linalg.norm(row) for row in rows]
+            fair = sum(h[k] * rows[k] for k in range(m))
+            if np.linalg.norm(fair) > 1e-9 * np.linalg.norm(rows):
+                rows.append(fair * mean / np.linalg.norm(fair) if scaled else fair)
+            rows = np.array(rows)
+            d[a:b] = min_norm(rows) @ rows
+            if (
+                np.linalg.norm(d[a:b]) < 1e-5 * np.linalg.norm(rows) and not scaled
+            ):  # join with the next, or the one before
+                todo.insert(0, (a, todo.pop(0)[1]) if todo else (max(e for e in edges if e < a), b))
+        for c, row in zip(clients, g, strict=True):
+            H[c], last[c] = row, t
+        mean_g = g.mean(0)
+        theta = theta - d / np.linalg.norm(d) * np.linalg.norm(mean_g)
+        yield theta
+
+
+def fdse(rounds, theta, sizes, tau):
+    personal = {}
+    edges = np.cumsum([0, *sizes])
+    for clients, D, reports in rounds:
+        step = np.zeros_like(theta)
+        for a, b in itertools.pairwise(edges):
+            lengths = np.linalg.norm(D[:, a:b], axis=1)
+            units = D[:, a:b] / lengths[:, None]
+            step[a:b] = lengths.mean() * (min_norm(units) @ units)
+        theta = theta + step
+        P = reports["personal"]
+        for i, c in enumerate(clients):
+            cos = np.array([P[i] @ P[j] / np.linalg.norm(P[i]) / np.linalg.norm(P[j]) for j in range(len(P))])
+            w = np.exp(cos / tau)
+            personal[c] = (w / w.sum()) @ P
+        yield theta, personal
+
+
+def term(rounds, theta, t):
+    for _, D, reports in rounds:
+        w = reports["samples"] * np.exp(t * reports["loss"])
+        w = w / w.sum()
+        theta = theta + w @ D
+        yield theta, w
+
+
+def gifair(rounds, theta, strength):
+    for _, D, reports in rounds:
+        p, F = reports["samples"] / reports["samples"].sum(), reports["loss"]
+        K = len(F)
+        lam = strength * p.min() / max(K - 1, 1)
+        w = np.array([p[k] + lam * sum(np.sign(F[k] - F[j]) for j in range(K)) for k in range(K)])
+        theta = theta + w @ D
+        yield theta, w
+
+
+def scaffold_control(rounds, total):
+    c = 0.0
+    for _, _, reports in rounds:
+        c = c + reports["control"].sum(0) / total
+        yield c
+
+
+def feddyn(rounds, theta, alpha, total):
+    h = np.zeros_like(theta)
+    for _, D, _ in rounds:
+        local = theta + D
+        h = h - alpha / total * sum(x - theta for x in local)
+        mean = local.mean(0)
+        theta = mean - h / alpha
+        yield theta, mean

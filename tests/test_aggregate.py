@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import equipoise
 from equipoise import EquipoiseError, aggregate, parse
-from kit import FACTS, ROUNDS, random_round, rolled
+from kit import FACTS, LAYOUT, ROUNDS, random_round, rolled
 
 RULES = [
     "fedavg",
@@ -33,8 +33,38 @@ RULES = [
     "fedfe(lr=0.1, order='random')",
     "fedfe(lr=0.1, order='descending', project_first=2)",
     "fedfe(grad_scale='raw', L=10.0, server_lr=0.5)",
+    "fedprox",
+    "scaffold",
+    "scaffold(compat=True)",
+    "moon",
+    "feddyn",
+    "feddyn(evaluate='server')",
+    "fedproc",
+    "fedproto",
+    "fedproto(average='counts', compat=True)",
+    "fpl",
+    "fedtgp(server_epochs=2, server_lr=0.1)",
+    "fedrcl",
+    "fedsa",
+    "fedlsa(server_epochs=3)",
+    "fdse",
+    "fedbn",
+    "afl(gamma=0.3)",
+    "afl(gamma=0.3, lambda_first=True, evaluate='last')",
+    "afl(compat=True)",
+    "qffl(lr=0.1)",
+    "fedfv",
+    "ditto",
+    "fedmgda_plus",
+    "fedmgda_plus(step='mean_length', around='uniform')",
+    "fedlf",
+    "fedlf(variant='released')",
+    "term(t=2.0)",
+    "propfair",
+    "gifair",
 ]
-SIMPLEX = [rule for rule in RULES if parse(rule).weigh.simplex]
+UNLIKE_FEDAVG = ("fedmgda_plus", "scaffold(compat", "feddyn")  # one client alone does not get its own model back
+SIMPLEX = [rule for rule in RULES if parse(rule).weigh.simplex and parse(rule).merge.weighs]
 # The literal order of projection is by position when it is drawn at random, so a permutation changes it.
 PERMUTABLE = [rule for rule in RULES if "random" not in rule]
 
@@ -77,7 +107,7 @@ def test_the_order_of_clients_does_not_matter(rule):
     assert torch.allclose(a.weights[order], b.weights, atol=1e-10)
 
 
-@pytest.mark.parametrize("rule", [r for r in PERMUTABLE if "fedfe" not in r])
+@pytest.mark.parametrize("rule", [r for r in PERMUTABLE if not r.startswith(("fedfe", "qffl", "fedmgda_plus"))])
 @given(factor=st.sampled_from([1e-6, 1e-3, 10.0, 1e6]))
 @settings(max_examples=4, deadline=None)
 def test_scaling_all_updates_scales_the_direction(rule, factor):
@@ -90,7 +120,7 @@ def test_scaling_all_updates_scales_the_direction(rule, factor):
 def test_one_client_alone_gets_its_own_model(rule):
     r = random_round(3, (4,))
     result = one(rule, r)
-    if parse(rule).weigh.simplex:
+    if parse(rule).weigh.simplex and not rule.startswith(UNLIKE_FEDAVG):
         assert torch.allclose(result.direction, r.updates[0], atol=1e-12)
     assert torch.isfinite(result.theta).all()
 
@@ -163,6 +193,11 @@ def test_eagle_broadcasts_the_next_weight_by_client_id():
         ("eagle", "gap", "`gap`"),
         ("fedfe(lr=0.1)", "loss", "`loss`"),
         ("daa(counts='class')", "class_counts", "`class_counts`"),
+        ("afl", "loss", "`loss`"),
+        ("afl(compat=True)", "loss_trained", "`loss_trained`"),
+        ("scaffold", "control", "`control`"),
+        ("fedproto", "prototypes", "`prototypes`"),
+        ("fdse", "personal", "`personal`"),
     ],
 )
 def test_a_missing_report_is_named(method, without, named):
@@ -173,7 +208,14 @@ def test_a_missing_report_is_named(method, without, named):
 
 @pytest.mark.parametrize(
     ("method", "fact"),
-    [("fedfe(lr=0.1)", "rounds"), ("daa", "num_domains"), ("daa", "num_classes"), ("daa", "total_samples")],
+    [
+        ("fedfe(lr=0.1)", "rounds"),
+        ("daa", "num_domains"),
+        ("daa", "num_classes"),
+        ("daa", "total_samples"),
+        ("scaffold", "num_clients"),
+        ("feddyn", "num_clients"),
+    ],
 )
 def test_a_missing_fact_is_named(method, fact):
     with pytest.raises(EquipoiseError, match=f"`{fact}`"):
@@ -181,8 +223,9 @@ def test_a_missing_fact_is_named(method, fact):
 
 
 def test_the_rate_behind_L_must_be_given():
-    with pytest.raises(EquipoiseError, match="`lr`"):
-        one("fedfe")
+    for rule in ("fedfe", "qffl", "fedtgp"):
+        with pytest.raises(EquipoiseError, match="`lr`"):
+            one(rule)
 
 
 def test_only_what_the_method_needs_has_to_be_given():
@@ -206,7 +249,7 @@ def test_plain_python_values_are_taken():
     named = one("fedheal(variant='released')")
     plain = aggregate(
         "fedheal(variant='released')", torch.zeros(37, dtype=torch.float64), r.updates, clients=list(r.clients),
-        reports={"samples": r.reports["samples"].tolist()}, layout=[("weight", (5, 6)), ("bias", (7,))],
+        reports={"samples": r.reports["samples"].tolist()}, layout=list(LAYOUT.items()),
     )  # fmt: skip
     assert torch.equal(named.theta, plain.theta)
     array = aggregate(

@@ -140,6 +140,53 @@ def test_methods_lists_all_and_one():
         assert word in one
 
 
+def test_the_table_of_roles_names_every_method_and_part():
+    from equipoise.method import METHODS
+
+    table = CliRunner(env={"COLUMNS": "260"}).invoke(app, ["methods", "--table"], catch_exceptions=False).output
+    for name in METHODS:
+        assert name in table
+    for word in ("ControlVariates", "SimplexAscent", "Consensus", "SimilarityMix", "clip=10.0", "steps=1"):
+        assert word in table
+
+
+def test_all_stands_for_every_method(tmp_path, monkeypatch):
+    from equipoise import cli
+    from equipoise.method import METHODS
+
+    class EnoughError(Exception):
+        pass
+
+    def stop(todo, *_):
+        raise EnoughError([job.method for job in todo])
+
+    monkeypatch.setattr(cli, "execute_all", stop)
+    with pytest.raises(EnoughError) as found:
+        invoke("compare", "scanners", "--methods", "all", "--seeds", "1", "--out", str(tmp_path))
+    assert found.value.args[0] == list(METHODS)
+
+
+def test_other_models_of_a_run_are_shown(tmp_path):
+    done = equipoise("run", "gaussians", "--method", "ditto", "--rounds", "2", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    for word in (
+        "ditto on gaussians, personal model",
+        "averaged-personal model, over domains",
+        "global model, over domains",
+    ):
+        assert word in done.stdout
+
+
+def test_references_are_not_called_winners():
+    from equipoise.comparison import in_words, tabulate
+
+    rows = [("fedavg", {"a": 0.9, "b": 0.3}), ("centralised", {"a": 0.9, "b": 0.9}), ("fedheal", {"a": 0.9, "b": 0.5})]
+    said = " ".join(in_words(tabulate(rows)))
+    assert "fedheal lifts the worst domain most: by 20.0 points" in said
+    assert "centralised" not in said
+    assert in_words(tabulate(rows[:2])) == []
+
+
 def test_datasets_and_models_are_listed():
     assert "scanners" in invoke("datasets").output
     assert "small_cnn" in invoke("models").output

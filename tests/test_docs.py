@@ -1,13 +1,18 @@
 """The documentation tells the truth: its code blocks run, its commands exist, its pages are complete."""
 
+import importlib
 import re
+import runpy
 import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
-from equipoise import EquipoiseWarning
+from equipoise import EquipoiseWarning, aggregate, run
 from equipoise.method import METHODS, parse
+from equipoise.runners import RUNNERS
+from kit import blobs
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -30,6 +35,34 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
     finally:
         for name in set(METHODS) - known:
             del METHODS[name]
+
+
+def test_the_example_of_a_new_method_runs_through_every_runner(monkeypatch, capsys):
+    path = ROOT / "examples" / "new_method.py"
+    source = path.read_text()
+    assert len(source.splitlines()) <= 30
+    assert source.split('"""\n\n', 1)[1] in (ROOT / "docs" / "new_method.md").read_text(), "page and example differ"
+    try:
+        monkeypatch.syspath_prepend(path.parent)
+        importlib.import_module("new_method")  # registers it, under a name that worker processes find, too
+        for participation in (1.0, 0.5):
+            thetas = [
+                run("fedprox + by_loss", blobs(), runner=runner, participation=participation).server.theta
+                for runner in RUNNERS
+            ]
+            for theta in thetas[1:]:
+                torch.testing.assert_close(theta, thetas[0], rtol=1e-4, atol=1e-5)
+        loss = torch.tensor([0.3, 0.9, 0.1, 0.5])
+        reports = {"loss": loss, "samples": torch.tensor([10.0, 10.0, 30.0, 10.0])}
+        found = aggregate(parse("by_loss"), torch.zeros(1), torch.ones(4, 1), clients=range(4), reports=reports)
+        torch.testing.assert_close(found.weights, torch.tensor([3.0, 9.0, 3.0, 5.0]) / 20)
+        plain = run("by_loss(power=0)", blobs()).server.theta
+        torch.testing.assert_close(plain, run("fedavg", blobs()).server.theta)
+        monkeypatch.setattr("equipoise.compare", lambda methods, *_, **__: methods)
+        runpy.run_path(str(path), run_name="__main__")
+        assert "by_loss(power=2)" in capsys.readouterr().out
+    finally:
+        METHODS.pop("by_loss", None)
 
 
 def test_the_quick_start_is_short():
@@ -75,6 +108,36 @@ def test_the_pages_of_methods_agree_with_the_code():
         assert generated(name) in page_of(name).read_text(), (
             f"run `python docs/make_pages.py`: {name}.md is out of date"
         )
+
+
+WITHOUT_PICTURE = {"fedavg", "fedsgd", "f2dc", "f2dc_modules", "local_only", "centralised"}
+
+
+def test_every_method_has_a_picture_or_stands_in_the_list():
+    from make_pictures import FOLDER, PICTURES
+
+    assert set(METHODS) == set(PICTURES) | WITHOUT_PICTURE
+    for name in PICTURES:
+        assert (FOLDER / f"{name}.svg").exists(), "run `python docs/make_pictures.py`"
+        assert f"(../pictures/methods/{name}.svg)" in (ROOT / "docs" / "methods" / f"{name}.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["afl", "fdse", "fedfv", "fedmgda_plus", "fedprox", "fpl", "scaffold", "term"])
+def test_pictures_can_be_drawn(name, tmp_path, monkeypatch):
+    import make_pictures
+
+    monkeypatch.setattr(make_pictures, "FOLDER", tmp_path)
+    make_pictures.save(name)
+    assert (tmp_path / f"{name}.svg").read_text().count("<path") > 10
+
+
+def test_the_list_of_methods_is_up_to_date(monkeypatch, tmp_path):
+    import make_pages
+
+    before = (ROOT / "docs" / "methods" / "README.md").read_text()
+    monkeypatch.setattr(make_pages, "FOLDER", tmp_path)
+    make_pages.index()
+    assert (tmp_path / "README.md").read_text() == before, "run `python docs/make_pages.py`"
 
 
 def test_pages_are_finished():

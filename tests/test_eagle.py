@@ -224,17 +224,26 @@ def test_without_validation_data_a_fifth_is_set_aside():
 
 
 def test_the_synthetic_study_closes_the_gaps():
-    """EAGLE's Figure 3: the three gaps draw together, more so with a larger lambda; under FedAvg the easy client pays."""
+    """EAGLE's Figure 3: the three gaps draw together, more so with a larger lambda. Under FedAvg the easy client pays, and
+    under q-FFL and AFL, which level losses instead of gaps, it pays most: its loss rises towards the hardest client's."""
     reference = run("eagle", "gaussians", rounds=1)
     optima = torch.stack([reference.states[k]["loss_gap"]["optimum"] for k in range(3)])
 
     def gaps(text):
         result = run(text, "gaussians", rounds=300, eval_every=300)
-        params = result.task.layout.split(result.server.theta)
+        scored = result.server.theta if result.server.evaluated is None else result.server.evaluated
+        params = result.task.layout.split(scored)
         clients = result.federation.clients
         return torch.stack([result.task.scores(params, {}, c.train)["loss"].mean() for c in clients]) - optima
 
-    found = {text: gaps(text) for text in ("fedavg", "eagle", "eagle(lam=5)")}
+    found = {text: gaps(text) for text in ("fedavg", "eagle", "eagle(lam=5)", "qffl(q=5)", "afl(gamma=0.1)")}
+    for text in ("qffl(q=5)", "afl(gamma=0.1)"):
+        levelled = found.pop(text)
+        assert int(levelled.argmax()) == 0
+        assert float(levelled[0]) > 3 * float(found["fedavg"][0])  # client 0 pays
+        losses, plain = levelled + optima, found["fedavg"] + optima
+        assert float(losses[2] - losses[0]) < 0.6 * float(plain[2] - plain[0])  # for losses that are more alike
+        assert float(levelled.max() - levelled.min()) > 5 * float(found["fedavg"].max() - found["fedavg"].min())
     spreads = [float(g.max() - g.min()) for g in found.values()]
     assert spreads == sorted(spreads, reverse=True)
     assert spreads[1] < 0.6 * spreads[0]  # the paper's lambda of 2

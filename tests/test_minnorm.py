@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from equipoise.parts.minnorm import min_norm_weights
+from equipoise.parts.minnorm import boxed_min_norm_weights, min_norm_weights
 from numpy_rules import min_norm
 
 
@@ -111,3 +111,40 @@ def test_permuting_the_clients_permutes_the_weights(seed):
 def test_the_scale_of_all_vectors_does_not_matter(scale):
     vectors = torch.rand(6, 20, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     assert torch.allclose(min_norm_weights(gram_of(vectors)), min_norm_weights(gram_of(vectors * scale)), atol=1e-10)
+
+
+# --------------------------------------------------------------------------- within bounds
+@given(st.integers(1, 12), st.integers(1, 20), st.integers(0, 10_000), st.sampled_from([0.0, 0.02, 0.1, 0.5, 1.0]))
+@settings(max_examples=80, deadline=None)
+def test_boxed_weights_agree_with_a_general_solver(m, size, seed, eps):
+    draw = torch.Generator().manual_seed(seed)
+    vectors = torch.randn(m, size, generator=draw, dtype=torch.float64)
+    usual = torch.rand(m, generator=draw, dtype=torch.float64) + 0.1
+    usual /= usual.sum()
+    low, high = (usual - eps).clamp(min=0), (usual + eps).clamp(max=1)
+    A = gram_of(vectors)
+    ours = boxed_min_norm_weights(A, low, high)
+    assert float(ours.sum()) == pytest.approx(1, abs=1e-12)
+    assert (ours >= low).all()
+    assert (ours <= high).all()
+    if eps:
+        theirs = torch.from_numpy(min_norm(vectors.numpy(), low.numpy(), high.numpy()))
+        assert float(ours @ A @ ours) <= float(theirs @ A @ theirs) + 1e-7 * float(A.diagonal().max())
+    else:
+        torch.testing.assert_close(ours, usual)
+
+
+def test_a_box_that_does_not_bind_changes_nothing():
+    for seed in range(10):
+        A = gram_of(torch.randn(6, 30, generator=torch.Generator().manual_seed(seed)))
+        torch.testing.assert_close(
+            boxed_min_norm_weights(A, torch.zeros(6), torch.ones(6)), min_norm_weights(A), rtol=1e-6, atol=1e-7
+        )
+
+
+def test_boxed_weights_of_identical_and_of_zero_vectors():
+    low, high = torch.full((4,), 0.15), torch.full((4,), 0.35)
+    same = boxed_min_norm_weights(torch.ones(4, 4), low, high)
+    torch.testing.assert_close(same, torch.full((4,), 0.25, dtype=torch.float64), rtol=1e-6, atol=1e-7)
+    nothing = boxed_min_norm_weights(torch.zeros(4, 4), low, high)
+    assert float(nothing.sum()) == pytest.approx(1)

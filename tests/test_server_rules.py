@@ -1,14 +1,33 @@
 """Each method's server step over several rounds with partial participation, against plain NumPy."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
 from equipoise import parse
-from kit import CLASSES, ROUNDS, G, random_round, rolled
-from numpy_rules import domain_aware, eagle_server, fedequilibria, fedfe, fedheal
+from kit import CLASSES, LAYOUT, ROUNDS, G, random_round, rolled
+from numpy_rules import (
+    afl,
+    domain_aware,
+    eagle_server,
+    fdse,
+    feddyn,
+    fedequilibria,
+    fedfe,
+    fedfv,
+    fedheal,
+    fedlf,
+    fedmgda_plus,
+    gifair,
+    qffl,
+    scaffold_control,
+    term,
+)  # fmt: skip
 
 THETA = np.linspace(-1, 1, G)
+SIZES = [math.prod(shape) for shape in LAYOUT.values()]
 ROUNDS_NP = [(r.clients, r.updates.numpy(), {k: v.numpy() for k, v in r.reports.items()}) for r in ROUNDS]
 
 
@@ -48,7 +67,7 @@ def test_domain_aware():
 @pytest.mark.parametrize("variant", ["paper", "released"])
 def test_fedheal(tau, variant):
     released = variant == "released"
-    agree(f"fedheal(tau={tau}, variant='{variant}')", fedheal(ROUNDS_NP, THETA, tau, 0.4, released, (30, 7)))
+    agree(f"fedheal(tau={tau}, variant='{variant}')", fedheal(ROUNDS_NP, THETA, tau, 0.4, released, SIZES))
 
 
 @pytest.mark.parametrize(
@@ -95,6 +114,60 @@ def test_equal_gaps_give_equal_weights_whoever_took_part_before(norm):
     cohorts = tuple(random_round(seed, clients) for seed, clients in enumerate([(0, 1, 2), (0, 3, 4), (1, 4, 5)]))
     for result in rolled(parse(f"eagle(lam=0, norm='{norm}', apply='server')"), cohorts):
         assert float(result.weights.max() - result.weights.min()) < 1e-12
+
+
+@pytest.mark.parametrize(("gamma", "first"), [(0.01, False), (0.3, False), (0.3, True), (3.0, False)])
+def test_afl(gamma, first):
+    agree(f"afl(gamma={gamma}, lambda_first={first})", afl(ROUNDS_NP, THETA, gamma, first, 6))
+    path = [result.theta for result in rolled(parse("afl(gamma=0.3)"))]
+    for t, result in enumerate(rolled(parse("afl(gamma=0.3)"))):
+        torch.testing.assert_close(result.evaluated, torch.stack(path[: t + 1]).mean(0))
+
+
+@pytest.mark.parametrize("q", [0, 0.5, 1, 5])
+def test_qffl(q):
+    agree(f"qffl(q={q}, lr=0.1)", qffl(ROUNDS_NP, THETA, q, 0.1))
+
+
+@pytest.mark.parametrize(("alpha", "tau"), [(0.1, 1), (0, 0), (0.4, 3), (0, 2), (1, 1)])
+def test_fedfv(alpha, tau):
+    agree(f"fedfv(alpha={alpha}, tau={tau})", fedfv(ROUNDS_NP, THETA, alpha, tau))
+
+
+@pytest.mark.parametrize("eps", [0.0, 0.05, 0.1, 0.3, 1.0])
+@pytest.mark.parametrize("around", ["samples", "uniform"])
+def test_fedmgda_plus(eps, around):
+    agree(f"fedmgda_plus(eps={eps}, around='{around}')", fedmgda_plus(ROUNDS_NP, THETA, eps, around), 1e-6)
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_fedlf(variant):
+    for result, theta in zip(
+        rolled(parse(f"fedlf(variant='{variant}')")), fedlf(ROUNDS_NP, THETA, SIZES, variant == "released"), strict=True
+    ):
+        np.testing.assert_allclose(result.theta.numpy(), theta, rtol=1e-5, atol=1e-6)
+
+
+def test_fdse():
+    for result, (theta, personal) in zip(
+        rolled(parse("fdse(tau=0.3)")), fdse(ROUNDS_NP, THETA, SIZES, 0.3), strict=True
+    ):
+        np.testing.assert_allclose(result.theta.numpy(), theta, rtol=1e-6, atol=1e-7)
+        for client, row in personal.items():
+            np.testing.assert_allclose(result.broadcast["personal"][client].numpy(), row, rtol=1e-9)
+
+
+def test_weights_by_loss():
+    agree("term(t=0.7)", term(ROUNDS_NP, THETA, 0.7))
+    agree("gifair(strength=0.8)", gifair(ROUNDS_NP, THETA, 0.8))
+
+
+def test_memories_of_scaffold_and_feddyn():
+    for result, control in zip(rolled(parse("scaffold")), scaffold_control(ROUNDS_NP, 6), strict=True):
+        np.testing.assert_allclose(result.broadcast["control"].numpy(), control, atol=1e-12)
+    for result, (theta, mean) in zip(rolled(parse("feddyn(alpha=0.2)")), feddyn(ROUNDS_NP, THETA, 0.2, 6), strict=True):
+        np.testing.assert_allclose(result.theta.numpy(), theta, atol=1e-12)
+        np.testing.assert_allclose(result.evaluated.numpy(), mean, atol=1e-12)
 
 
 def test_fedavg_by_samples_and_uniform():

@@ -24,7 +24,6 @@ from equipoise.experiment import Failure, Job, Outcome, execute, execute_all, jo
 from equipoise.experiment import Progress as Step
 from equipoise.grammar import fitted, split_list
 from equipoise.method import METHODS, ROLES, parse
-from equipoise.methods import fedavg
 from equipoise.metrics import figures
 from equipoise.models import MODELS
 from equipoise.records import save
@@ -160,7 +159,9 @@ def run(
 @app.command()
 def compare(
     dataset: Dataset,
-    methods: Annotated[str | None, typer.Option(help=f"methods, separated by commas [default: {COMPARED}]")] = None,
+    methods: Annotated[
+        str | None, typer.Option(help=f"methods, separated by commas, or `all` [default: {COMPARED}]")
+    ] = None,
     seeds: Annotated[str, typer.Option(help="how many seeds (3 is 0,1,2), or a list such as 0,42,100")] = "3",
     rounds: Rounds = None,
     participation: Participation = None,
@@ -190,7 +191,8 @@ def compare(
     """Train several methods with several seeds, and print one table."""
     dataset = _source(dataset, data_dir, label, client, domain, image_size, ignore, partition, schema, skip_bad)
     data = load_federation(dataset)
-    names = list(dict.fromkeys(str(parse(text)) for text in split_list(COMPARED if methods is None else methods)))
+    wanted = list(METHODS) if methods == "all" else split_list(COMPARED if methods is None else methods)
+    names = list(dict.fromkeys(str(parse(text)) for text in wanted))
     if not names:
         raise EquipoiseError("Name at least one method, for example --methods fedavg,fedheal.")
     template = Job(
@@ -203,7 +205,7 @@ def compare(
         eval_every=eval_every,
     )
     total = _checked_rounds(template, data)
-    names = _applicable(names, data, template, by_default=methods is None)
+    names = _applicable(names, data, template, by_default=methods in (None, "all"))
     numbers = _seeds(seeds)
     todo = jobs(names, dataset, numbers, template)
     screen.print(
@@ -248,22 +250,33 @@ def compare(
 
 
 @app.command()
-def methods(name: Annotated[str | None, typer.Argument(help="a method; leave it out to see all")] = None) -> None:
+def methods(
+    name: Annotated[str | None, typer.Argument(help="a method; leave it out to see all")] = None,
+    table: Annotated[bool, typer.Option("--table", help="which part plays which role in each method")] = False,
+) -> None:
     """Every method with its roles, parameters, defaults and reference."""
     if name is None:
-        table = Table("method", "what it does", "roles that differ from FedAvg", title="Methods", title_justify="left")
-        plain = fedavg()
-        for entry in METHODS.values():
-            built = entry.function()
-            changed = [role for role in ROLES if getattr(built, role) != getattr(plain, role)]
-            table.add_row(entry.name, entry.title, ", ".join(changed) or "-")
-        screen.print(table)
+        built = {entry.name: entry.function() for entry in METHODS.values()}
+        if table:
+            title = "Method x role: the parts that are not FedAvg's, and what a method demands of the optimiser"
+            shown = Table("method", *ROLES, "training", title=title, title_justify="left", show_lines=True)
+            for method, value in built.items():
+                cells = ["\n".join(type(part).__name__ for part in parts) for parts in value.own_parts.values()]
+                shown.add_row(method, *cells, "\n".join(f"{name}={wanted}" for name, wanted in value.training))
+        else:
+            shown = Table(
+                "method", "what it does", "roles that differ from FedAvg", title="Methods", title_justify="left"
+            )
+            for method, value in built.items():
+                changed = [role for role, parts in value.own_parts.items() if parts]
+                shown.add_row(method, METHODS[method].title, ", ".join(changed) or "-")
+        screen.print(shown)
         screen.print(
             "`equipoise methods NAME` shows the parameters of one. Combine with +, as in 'eagle + f2dc_modules'."
         )
         return
     entry = METHODS.find(name)
-    built = entry.function()
+    chosen = entry.function()
     screen.print(f"[bold]{entry.name}[/]: {escape(entry.title)}\n{escape(entry.reference)}\n", soft_wrap=True)
     screen.print(escape(" ".join((entry.function.__doc__ or "").split())) + "\n", soft_wrap=True)
     parameters = Table("parameter", "type", "default", *entry.per_dataset, title="Parameters", title_justify="left")
@@ -275,7 +288,7 @@ def methods(name: Annotated[str | None, typer.Argument(help="a method; leave it 
         screen.print(parameters)
     roles = Table("role", "parts", title="Roles", title_justify="left")
     for role in ROLES:
-        parts = getattr(built, role)
+        parts = getattr(chosen, role)
         roles.add_row(role, escape(", ".join(map(repr, parts)) if isinstance(parts, tuple) else repr(parts)) or "-")
     screen.print(roles)
 
@@ -477,8 +490,15 @@ def _run_table(result: Run) -> Table:
     table.add_section()
     for what, values in (("clients", accuracy), ("domains", result.by_domain())):
         f = figures([100 * v for v in values.values()])
-        summary = f"[bold]AVG {f.avg:.1f}\nSTD {f.std:.1f} (ddof 0)\nMIN {f.min:.1f}[/]"
-        table.add_row(f"[bold]over {what}[/]", "", "", summary, "")
+        table.add_row(
+            f"[bold]over {what}[/]", "", "", f"[bold]AVG {f.avg:.1f}  STD {f.std:.1f} (ddof 0)  MIN {f.min:.1f}[/]", "",
+        )  # fmt: skip
+    for metric in dict.fromkeys(s.metric for s in result.scores if s.metric.startswith("accuracy of the ")):
+        f = figures([100 * v for v in result.by_domain(metric).values()])
+        model = metric.removeprefix("accuracy of the ")
+        table.add_row(
+            f"{model}, over domains", "", "", f"AVG {f.avg:.1f}  STD {f.std:.1f} (ddof 0)  MIN {f.min:.1f}", ""
+        )
     return table
 
 

@@ -16,6 +16,7 @@ from equipoise.training import Training
 from equipoise.types import EquipoiseError
 
 HIGHER_IS_BETTER = {"STD": False}
+REFERENCES = ("local_only", "centralised")  # what a client could do alone, or one place with all data: no rivals
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,9 @@ def in_words(table: Comparison) -> list[str]:
     if reference is None or len(table.rows) < 2:
         return []
     base = table.rows[reference]
-    others = {name: row for name, row in table.rows.items() if name != reference}
+    others = {name: row for name, row in table.rows.items() if name != reference and not name.startswith(REFERENCES)}
+    if not others:
+        return []
     raised = {name: row["MIN"].mean - base["MIN"].mean for name, row in others.items()}
     best = max(raised, key=lambda name: raised[name])
     said = [

@@ -22,7 +22,7 @@ from equipoise.roles import Term
 from equipoise.seeds import Integers
 from equipoise.task import Mode, Task
 from equipoise.training import Training
-from equipoise.types import ClientState, Local, Outputs, Received, Tensors
+from equipoise.types import ClientState, Layout, Local, Outputs, Received, Tensors
 
 Tree = Any  # tensors in nested dicts, tuples and lists; other leaves are left alone
 
@@ -111,10 +111,11 @@ class Start:
     params: Tensors
     buffers: Tensors
     shared: Tensors
-    own_params: Tensors  # private parameters [m, ...]
+    own_params: Tensors  # private and personal parameters [m, ...]
     own_buffers: Tensors  # buffers that stay with the client [m, ...]
     own: Tensors  # what the server sent to each client alone [m, ...]
     states: ClientState  # [m, ...]
+    layout: Layout  # of the shared parameters
 
     @property
     def per_client(self) -> tuple[Tensors, Tensors, Tensors, ClientState]:
@@ -123,7 +124,8 @@ class Start:
 
     def received(self, own_params: Tensors, own_buffers: Tensors, own: Tensors) -> Received:
         """What one client received, given its own slices."""
-        return Received({**self.params, **own_params}, {**self.buffers, **own_buffers}, self.shared, own)
+        params, buffers = {**self.params, **own_params}, {**self.buffers, **own_buffers}
+        return Received(params, buffers, self.shared, own, self.layout)
 
 
 def fit(

@@ -13,7 +13,7 @@ from equipoise.parts.merges import WeightedSum
 from equipoise.parts.reports import SampleCount
 from equipoise.parts.weights import BySamples
 from equipoise.roles import Merge, Part, Report, Shape, Share, Step, Term, Weigh, Wrap
-from equipoise.types import EquipoiseError
+from equipoise.types import REPORTS, EquipoiseError
 
 P = ParamSpec("P")
 Kind = TypeVar("Kind", bound=Part)
@@ -57,13 +57,22 @@ class Method:
             object.__setattr__(self, "reports", (SampleCount(), *self.reports))
         for role in CHAINS:
             _refuse_twins(role, getattr(self, role))
+        written = f"`{' + '.join(map(str, self.calls))}`" if self.calls else "this method"  # str() would build it again
         given = {name for part in self.parts for name in part.gives}
         for part in self.parts:
             for need in part.needs:
                 if need not in given and need not in FROM_OUTSIDE:
-                    source = SOURCES.get(need, f"the report `{need}`: add a part that gives it to `reports`")
-                    whole = " + ".join(map(str, self.calls)) or "the method"
-                    raise EquipoiseError(f"`{part.key}` ({part.role}) needs {source}. No part of `{whole}` gives it.")
+                    kind = f"the report `{need}`" if need in REPORTS else f"`{need}`"
+                    source = SOURCES.get(
+                        need, f"{kind}: add a part that gives it{' to `reports`' if need in REPORTS else ''}"
+                    )
+                    raise EquipoiseError(f"`{part.key}` ({part.role}) needs {source}. No part of {written} gives it.")
+        _refuse_rivals(self.share)
+        if self.weigh.rank == 2 and not self.merge.weighs:
+            raise EquipoiseError(
+                f"`{self.merge.key}` (merge) finds its own weights, so `{self.weigh.key}` (weigh) would do nothing in "
+                f"{written}. Keep one of the two."
+            )
 
     @property
     def parts(self) -> tuple[Part, ...]:
@@ -80,6 +89,12 @@ class Method:
         )
 
     @property
+    def own_parts(self) -> dict[str, tuple[Part, ...]]:
+        """For each role the parts that are not FedAvg's."""
+        plain = Method().parts
+        return {role: tuple(p for p in self.parts if p.role == role and p not in plain) for role in ROLES}
+
+    @property
     def probes(self) -> bool:
         """Whether clients report on the received model before they train."""
         return any("probe" in report.phases for report in self.reports)
@@ -89,6 +104,11 @@ class Method:
         """Whether the server needs only a weighted sum of the updates, with weights that each client's reports give."""
         sums = type(self.weigh).raw is not Weigh.raw and isinstance(self.merge, WeightedSum)
         return sums and not self.shape and all(step.streams for step in self.step)
+
+    @property
+    def keeps_updates(self) -> bool:
+        """Whether the server's state holds rows of the updates."""
+        return any(part.keeps_updates for part in self.parts)
 
     @property
     def validates(self) -> bool:
@@ -143,6 +163,16 @@ def _refuse_twins(role: str, parts: tuple[Part, ...]) -> None:
                 f"Two parts called `{part.key}` stand in `{role}`: {seen[part.key]!r} and {part!r}. Keep one of them."
             )
         seen[part.key] = part
+
+
+def _refuse_rivals(parts: tuple[Share, ...]) -> None:
+    """Two parts that send down the same thing would overwrite each other."""
+    sender: dict[str, Share] = {}
+    for part in parts:
+        for name in part.gives:
+            if name in sender:
+                raise EquipoiseError(f"`{sender[name].key}` and `{part.key}` both send down {name}. Keep one of them.")
+            sender[name] = part
 
 
 def _union(first: tuple[Kind, ...], second: tuple[Kind, ...]) -> tuple[Kind, ...]:

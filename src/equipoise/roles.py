@@ -26,11 +26,11 @@ from equipoise.types import (
     Weighed,
 )
 
-Mark = Literal["shared", "private"]
+Mark = Literal["private", "personal"]  # never leaves the client; uploaded, mixed for each client, and sent back
 Phase = Literal["start", "probe", "train"]
-# How private tensors are filled when a model is scored: with the client's own, with their mean over all clients or over those
-# of the domain; or they play no part.
-Scored = Literal["own", "mean", "domain", "unused"]
+# Which model is scored: with the client's own tensors; with their mean over all clients, or over those of its domain; the
+# shared tensors alone, where they make a model.
+Scored = Literal["own", "mean", "domain", "global"]
 
 
 class Part:
@@ -51,6 +51,11 @@ class Part:
         return ()
 
     @property
+    def keeps_updates(self) -> bool:
+        """Whether the part's state holds rows of the round's updates: a runner must then not reuse their memory."""
+        return False
+
+    @property
     def key(self) -> str:
         """The name under which this part's state is kept, and under which it is spoken of."""
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__).lower()
@@ -60,6 +65,7 @@ class Beginning(NamedTuple):
     """What a client part may use in the phase `start`, for several clients at once."""
 
     clients: Sequence[int]
+    received: Received  # the model as first received (its private tensors too), the same for all
     first: Tensors  # the parameters that a run begins with, the same for all
     first_buffers: Tensors
     alone: Callable[[int, Sequence[str], Callable[[Tensor], bool]], dict[str, Tensor]]
@@ -74,20 +80,30 @@ class ClientPart(Part):
 
 
 class Wrap(Part):
-    """Adds modules to the model, and says which tensors stay with the client."""
+    """Adds modules to the model, and says which tensors stay with the client or are mixed for it."""
 
     role = "wrap"
+    order: ClassVar[int] = (
+        1  # wraps go on in this order: 0 changes layers, 1 adds modules, 2 goes round the whole model
+    )
+    leaves_global: ClassVar[bool] = (
+        False  # clients have models of their own, and the shared tensors alone make one, too
+    )
 
     @property
     def scores(self) -> Scored:
-        """How this wrap's private tensors are filled when a model is scored."""
-        return "unused"
+        """Which model this wrap wants scored. The others that exist are recorded beside it."""
+        return "global"
+
+    def note(self, model: nn.Module) -> str | None:
+        """What a reader of the results should know of this wrap on this model."""
+        return None
 
     def __call__(self, model: nn.Module, classes: int, example: Tensor) -> nn.Module:
         return model
 
     def marks(self, model: nn.Module) -> dict[str, Mark]:
-        """Names of parameters and buffers that are not shared."""
+        """Names of parameters and buffers that are not shared. Buffers stay with the client under either mark."""
         return {}
 
 
@@ -174,6 +190,7 @@ class Merge(Part):
 
     role = "merge"
     rank: ClassVar[int] = 2
+    weighs: ClassVar[bool] = True  # False: it finds weights of its own, and those of `weigh` serve buffers alone
 
     def __call__(self, round: Round, weights: Tensor) -> Merged:
         raise NotImplementedError
@@ -190,9 +207,9 @@ class Step(Part):
         return False
 
     @property
-    def keeps_updates(self) -> bool:
-        """Whether the part's state holds rows of the round's updates: a runner must then not reuse their memory."""
-        return False
+    def evaluates(self) -> str | None:
+        """In words, the other iterate that this part gives to be scored."""
+        return None
 
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
         raise NotImplementedError

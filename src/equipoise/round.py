@@ -15,6 +15,7 @@ from torch import Tensor
 from equipoise.fitting import Fitted, Start, fit, for_each, pick, tree_map
 from equipoise.grammar import did_you_mean
 from equipoise.method import Method, parse
+from equipoise.parts.weights import shares
 from equipoise.roles import Beginning, ClientPart, Part, Phase, Report
 from equipoise.task import Task, stacked
 from equipoise.types import (
@@ -26,6 +27,7 @@ from equipoise.types import (
     Memory,
     Merged,
     PerClient,
+    Received,
     Replies,
     Reports,
     Round,
@@ -39,6 +41,7 @@ from equipoise.types import (
 from equipoise.updates import Updates
 
 PRIVATE, BUFFERS = "private parameters", "own buffers"  # what a client keeps beside the states of parts
+PERSONAL = "personal"  # under this name the server reports and shares a client's personal tensors, as one row
 
 
 # --------------------------------------------------------------------------- the client's half
@@ -101,16 +104,28 @@ def _start_of(task: Task, clients: Sequence[int], broadcast: Broadcast, states: 
         params=task.layout.split(broadcast.theta.to(task.device)),
         buffers={name: value for name, value in received.items() if name not in local},
         shared=here({name: value for name, value in broadcast.shared.items() if isinstance(value, Tensor)}),
-        own_params=stack_of(
-            PRIVATE, {name: task.initial_params[name] for name in task.initial_params if name in task.private}
-        ),
+        own_params={
+            **stack_of(
+                PRIVATE, {name: task.initial_params[name] for name in task.initial_params if name in task.private}
+            ),
+            **_personal_of(task, clients, broadcast.shared),
+        },
         own_buffers=stack_of(BUFFERS, local),
         own=here({n: value.take(clients) for n, value in broadcast.shared.items() if isinstance(value, PerClient)}),
         states={
             key: here({name: torch.stack([state[key][name] for state in mine]) for name in mine[0][key]})
             for key in parts
         },
+        layout=task.layout,
     )
+
+
+def _personal_of(task: Task, clients: Sequence[int], shared: Shared) -> Tensors:
+    """The clients' personal tensors [m, ...]: what the server mixed for each, the initial ones before it ever did."""
+    rows = shared.get(PERSONAL)
+    if isinstance(rows, PerClient):
+        return task.personal.split(rows.take(clients).to(task.device))
+    return stacked({name: task.initial_params[name] for name in task.personal.names}, len(clients))
 
 
 def _samples(task: Task, clients: Sequence[int], split: str) -> Samples:
@@ -153,8 +168,8 @@ def _conclude(
         own_params, own_buffers, sent, states = own
         trained = Trained(
             start.received(own_params, own_buffers, sent), params, buffers, states, states, train, validation, steps, loss,
-            broadcast.round, task.training.lr, task.training.momentum, task.classes, task.layout, task.modules["eval"],
-            task.chunks, task.apply, path,
+            broadcast.round, task.training.lr, task.training.momentum, task.classes, task.layout, task.personal,
+            task.modules["eval"], task.chunks, task.apply, path,
         )  # fmt: skip
         after = {term.key: term.finish(trained) for term in method.terms} if trains else {}
         return trained._replace(next_states={**states, **{key: state for key, state in after.items() if state}})
@@ -198,7 +213,15 @@ def _start(
     def alone(epochs: int, splits: Sequence[str], stop: Callable[[Tensor], bool]) -> dict[str, Tensor]:
         return _curves_alone(task, clients, broadcast, seed, epochs, splits, stop)
 
-    beginning = Beginning(clients, task.initial_params, task.initial_buffers, alone)
+    start = _start_of(task, clients[:1], broadcast, {})
+    received = Received(
+        {**task.initial_params, **start.params},
+        {name: value.to(task.device) for name, value in broadcast.buffers.items()},
+        start.shared,
+        {},
+        task.layout,
+    )
+    beginning = Beginning(clients, received, task.initial_params, task.initial_buffers, alone)
     states: dict[int, ClientState] = {c: {} for c in clients}
     for part in (*method.terms, *method.reports):
         if type(part).start is not ClientPart.start:
@@ -259,6 +282,7 @@ class Aggregated:
     theta: Tensor  # [G], the next model
     before: Tensor  # [G], the model that the clients received
     weights: Tensor  # [m], factors on the shaped updates, any divisor inside
+    weighed: Tensor  # [m], what `weigh` gave; a merge may have found weights of its own
     broadcast: Shared  # what `share` computed from the reports alone
     server: Memory  # pass it back next round
     tensor_weights: Tensor | None = None  # [m, tensors], for rules with weights per tensor
@@ -322,7 +346,7 @@ def aggregate(
         total_samples=total_samples,
         layout=layout if isinstance(layout, Layout) else Layout.of(dict(layout)),
     )
-    if any(step.keeps_updates for step in method.step):
+    if method.keeps_updates:
         updates = updates.clone()  # what the server remembers must not change with the caller's tensors
     return _aggregate(method, theta, updates, ids, values, server or Memory(), known, ("probe", "train"))
 
@@ -386,6 +410,7 @@ def _aggregate(
         theta=after,
         before=theta,
         weights=weights.to(theta.dtype),
+        weighed=weighed.weights,
         broadcast=sent,
         server=Memory(
             memory.round + 1, {key: state for key, state in parts.items() if state}, {**memory.shared, **sent}
@@ -451,7 +476,7 @@ def server_round(method: Method, server: Server, replies: Replies, setting: Sett
         )
     result = _aggregate(method, theta, updates, replies.clients, replies.reports, server.memory, setting)
     size = server.theta.shape[0]
-    buffers = {**server.buffers, **_average_buffers(method, replies, result.weights)}
+    buffers = {**server.buffers, **_average_buffers(method, replies, result)}
     if together:
         buffers |= floats.split(result.theta[size:])
         result = replace(result, theta=result.theta[:size], before=server.theta)
@@ -470,21 +495,26 @@ def _server_round_of_sum(
     result = _aggregate(
         method, server.theta, none, replies.clients, replies.reports, server.memory, setting, merged=merged
     )
-    buffers = {**server.buffers, **_average_buffers(method, replies, result.weights)}
+    buffers = {**server.buffers, **_average_buffers(method, replies, result)}
     return Server(result.theta, buffers, result.server, result.evaluated), result
 
 
-def _average_buffers(method: Method, replies: Replies, weights: Tensor) -> Tensors:
-    """Convex averages, with the method's weights where they are convex; a counter takes the largest value."""
-    samples = replies.reports["samples"]
-    weights = weights if method.weigh.simplex else samples / samples.sum()
+def _average_buffers(method: Method, replies: Replies, result: Aggregated) -> Tensors:
+    """With the method's weights where they are convex, by samples otherwise."""
+    if not method.weigh.simplex:
+        return weighted_mean(replies.buffers, shares(replies.reports["samples"]))
+    return weighted_mean(replies.buffers, result.weights if method.merge.weighs else result.weighed)
+
+
+def weighted_mean(stacks: Tensors, weights: Tensor) -> Tensors:
+    """Convex averages of `[m, ...]`; a counter takes the largest value."""
 
     def average(stack: Tensor) -> Tensor:
         if not stack.is_floating_point():
             return stack.amax(0)
         return (weights.to(stack.dtype) @ stack.flatten(1)).view(stack.shape[1:])
 
-    return {name: average(stack) for name, stack in replies.buffers.items()}
+    return {name: average(stack) for name, stack in stacks.items()}
 
 
 def _check_inputs(theta: Tensor, updates: Tensor, clients: tuple[int, ...], reports: Reports, setting: Setting) -> None:

@@ -132,7 +132,7 @@ def run(
             server, kept, result = one_round(chosen, compute, server, states, clients, setting, seed)
             states.update(kept)
             _check_finite(server, chosen, r)
-            for text in (*overruled, *result.warnings):
+            for text in (*task.notes, *overruled, *result.warnings):
                 kind = text.split(":")[0]
                 if kind not in said:  # each kind of warning once
                     said[kind] = text

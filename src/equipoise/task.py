@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from functools import cached_property
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -22,7 +22,7 @@ from equipoise.method import Method
 from equipoise.models import Noise, adapt, build_model
 from equipoise.models.adapt import Adapted
 from equipoise.models.noise import hand_in_noise
-from equipoise.roles import Wrap
+from equipoise.roles import Mark, Wrap
 from equipoise.training import Training
 from equipoise.types import EquipoiseError, Factored, Layout, Outputs, Samples, Server, Setting, Tensors
 
@@ -30,6 +30,7 @@ Mode = Literal["train", "single", "eval", "eval single"]
 BufferPolicy = Literal["average", "local", "drop"]
 ModelSource = str | nn.Module | Callable[[], nn.Module]
 EVALUATION_BATCH = 1024
+PERSONAL_LOGITS = "personal logits"  # in `Outputs.extra`: of a personal model that stands beside the global one
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +41,7 @@ class Task:
     training: Training
     modules: Mapping[Mode, nn.Module]  # one structure a mode, all with the same tensors
     layout: Layout  # of the shared parameters
+    personal: Layout  # parameters that the server mixes for each client
     private: frozenset[str]  # parameters that stay with the client
     private_buffers: frozenset[str]
     policies: Mapping[str, BufferPolicy]  # of every buffer
@@ -49,6 +51,7 @@ class Task:
     initial_buffers: Tensors
     batch_statistics: bool  # training mixes the samples of a batch: no padding
     device: torch.device
+    notes: tuple[str, ...] = ()  # what a reader of the results should know
 
     @classmethod
     def build(
@@ -62,7 +65,7 @@ class Task:
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> Task:
-        """Wrap the model as the method asks, and sort its tensors into shared and private ones."""
+        """Wrap the model as the method asks, and sort its tensors into shared, personal and private ones."""
         if method.pooled:
             federation = federation.pooled()
         network = _built(model or federation.protocol.model, federation, seed)
@@ -70,16 +73,19 @@ class Task:
         example = federation.example()
         network = _adapted(network, example)
         classes = len(federation.classes)
-        for wrap in method.wrap:
+        wraps = sorted(method.wrap, key=lambda wrap: wrap.order)
+        for wrap in wraps:
             network = _wrapped(network, wrap, classes, example, seed)
         _check_outputs(network, example, classes)
-        marks = {name: mark for wrap in method.wrap for name, mark in wrap.marks(network).items()}
+        marks: dict[str, Mark] = {}
+        for wrap in wraps:  # what one wrap keeps private, another does not make personal
+            marks |= {n: mark for n, mark in wrap.marks(network).items() if marks.get(n) != "private"}
         noise = _noise_shapes(network, example)
         # A frozen parameter is a constant of the model: neither trained nor sent.
         params = {name: value.detach().clone() for name, value in network.named_parameters() if value.requires_grad}
         values = {name: b.detach().clone() for name, b in network.named_buffers() if name not in noise}
-        private = frozenset(name for name in params if marks.get(name, "shared") == "private")
-        policies = {n: "local" if marks.get(n) == "private" else _policy(n, buffers) for n in values}
+        private = frozenset(name for name in params if marks.get(name) == "private")
+        policies = {n: "local" if n in marks else _policy(n, buffers) for n in values}
         settings = (training or federation.protocol.training).demanded(method.training)
         settings.check_with(params)
         place = torch.device(device)
@@ -90,9 +96,10 @@ class Task:
             federation=federation,
             training=settings,
             modules=_modes(network.to(place), policies),
-            layout=Layout.of({name: value for name, value in params.items() if name not in private}),
+            layout=Layout.of({name: value for name, value in params.items() if name not in marks}),
+            personal=Layout.of({name: value for name, value in params.items() if marks.get(name) == "personal"}),
             private=private,
-            private_buffers=frozenset(name for name in values if marks.get(name) == "private"),
+            private_buffers=frozenset(name for name in values if name in marks),
             policies=policies,
             noise=noise,
             noise_in_evaluation=frozenset(name for name, module in places.items() if module.in_evaluation),
@@ -100,6 +107,7 @@ class Task:
             initial_buffers={name: value.to(place) for name, value in values.items()},
             batch_statistics=any(isinstance(module, _BatchNorm) for module in network.modules()),
             device=place,
+            notes=tuple(note for wrap in wraps if (note := wrap.note(network))),
         )
 
     # ------------------------------------------------------------------ facts
@@ -110,12 +118,16 @@ class Task:
     @cached_property
     def stacked(self) -> Callable[[Tensors, Tensor], Outputs] | None:
         """The model's own forward pass with stacked weights, `(params [m, ...], x [m, batch, ...])`, where it has one."""
-        return getattr(self.modules["train"], "stacked", None)
+        return self._of_the_model("stacked")
 
     @cached_property
     def factored(self) -> Callable[..., Factored] | None:
         """The model's own gradient with stacked weights, in factors, where it has one (see `models.small.MLP`)."""
-        return getattr(self.modules["train"], "factored", None)
+        return self._of_the_model("factored")
+
+    def _of_the_model(self, function: str) -> Callable[..., Any] | None:
+        model = self.modules["train"]
+        return getattr(model, function) if getattr(model, "stacks", False) else None
 
     @property
     def evaluates_in_batches(self) -> bool:
@@ -133,6 +145,7 @@ class Task:
             lr=self.training.lr,
             layout=self.layout,
             seed=seed,
+            personal=self.personal,
         )
 
     def server(self) -> Server:
@@ -169,24 +182,26 @@ class Task:
             yield x, self.federation.y[index], None if samples.valid is None else samples.valid[some]
 
     @torch.no_grad()
-    def scores(self, params: Tensors, buffers: Tensors, index: Tensor) -> dict[str, Tensor]:
+    def scores(self, params: Tensors, buffers: Tensors, index: Tensor, personal: bool = False) -> dict[str, Tensor]:
         """For each sample: its `loss`, whether it was `accuracy` 1 or 0, and the same for every extra view of the model.
 
-        With two classes also its `margin`, by which the second one is ahead of the first.
+        With two classes also its `margin`, by which the second one is ahead of the first. Where a wrap keeps a personal
+        model beside the global one, `personal` scores that.
         """
         found: dict[str, list[Tensor]] = {}
         for x, y, _ in self.chunks(Samples(index, None)):
             out = self.apply(params, buffers, x)
-            views = {"accuracy": out.logits} | {
+            main = out.extra.get(PERSONAL_LOGITS, out.logits) if personal else out.logits
+            views = {"accuracy": main} | {
                 f"accuracy of {name.removeprefix('view ')}": logits
                 for name, logits in out.extra.items()
                 if name.startswith("view ")
             }
             for name, logits in views.items():
                 found.setdefault(name, []).append((logits.argmax(1) == y).float())
-            found.setdefault("loss", []).append(F.cross_entropy(out.logits, y, reduction="none"))
+            found.setdefault("loss", []).append(F.cross_entropy(main, y, reduction="none"))
             if self.classes == 2:
-                found.setdefault("margin", []).append(out.logits[:, 1] - out.logits[:, 0])
+                found.setdefault("margin", []).append(main[:, 1] - main[:, 0])
         return {name: torch.cat(values).cpu() for name, values in found.items()}
 
 

@@ -155,13 +155,15 @@ REPORTS: dict[str, Definition] = {
     "samples": Definition("[m]", "training samples of the client"),
     "loss": Definition("[m]", "mean cross-entropy of the *received* model on the training data, eval mode"),
     "loss_local": Definition("[m]", "mean base loss over the samples of the local steps, while the model moves"),
+    "loss_trained": Definition("[m]", "mean cross-entropy of the *trained* model on the training data, eval mode"),
     "gap": Definition("[m]", "loss of the received model minus the client's own optimal loss, on EAGLE's split"),
     "fisher": Definition("[m, G]", "diagonal of the empirical Fisher matrix at the trained model, eval mode"),
     "class_counts": Definition("[m, C]", "training samples of each class"),
-    "prototypes": Definition("[m, C, F]", "mean feature of each class on the training data (zero where none)"),
+    "prototypes": Definition("[m, C, F]", "mean feature of each class, trained model, training data (zero where none)"),
     "prototype_counts": Definition("[m, C]", "samples behind each prototype (zero: the prototype is missing)"),
     "control": Definition("[m, G]", "change of the client's control variate"),
     "steps": Definition("[m]", "local optimiser steps that were done"),
+    "personal": Definition("[m, P]", "the client's personal tensors after training, as one row"),
 }
 Reports = dict[str, Tensor]  # names of the table above -> values stacked over the round's clients
 
@@ -215,6 +217,7 @@ class Received(NamedTuple):
     buffers: Tensors
     shared: Tensors  # what the server's `share` parts sent to everyone
     own: Tensors  # what they sent to this client alone (EAGLE's weight)
+    layout: Layout = Layout((), ())  # of the shared parameters
 
 
 class Local(NamedTuple):
@@ -271,6 +274,7 @@ class Trained(NamedTuple):
     momentum: float
     classes: int
     layout: Layout  # of the shared parameters
+    personal: Layout  # of the personal ones
     model: nn.Module  # in eval mode; its own tensors are not the client's: call it through `apply` or functional_call
     chunks: Callable[
         [Samples], Iterator[tuple[Tensor, Tensor, Tensor | None]]
@@ -291,6 +295,7 @@ class Setting(NamedTuple):
     lr: float | None = None
     layout: Layout | None = None
     seed: int = 0
+    personal: Layout | None = None  # of the tensors that are mixed for each client
 
 
 class Round(NamedTuple):

@@ -55,6 +55,7 @@ class Updates:
     rows: Tensor
     coefficients: Tensor | None = None  # [m, m] float64
     mask: Tensor | None = None  # [m, G] bool
+    absent: Tensor | None = None  # [h, G], remembered updates of clients that are not here, for rules that heed them
 
     @cached_property
     def gram(self) -> Tensor:
@@ -92,8 +93,12 @@ class Updates:
     def with_mask(self, mask: Tensor) -> Updates:
         """Entries where `mask` is False count as absent, not as zero: `merge` may renormalise over the rest."""
         if self.coefficients is not None:
-            return Updates(self.shaped, mask=mask)
+            return Updates(self.shaped, mask=mask, absent=self.absent)
         return replace(self, mask=mask if self.mask is None else self.mask & mask)
+
+    def with_absent(self, rows: Tensor) -> Updates:
+        """With updates of absent clients beside those of the round."""
+        return replace(self, absent=rows)
 
     def squared_norms(self, columns: slice = slice(None)) -> Tensor:
         """Squared length of each shaped update, over `columns`, [m] float64."""

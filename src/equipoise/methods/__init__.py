@@ -1,23 +1,67 @@
 """The methods, a file a paper. Each function returns a `Method`."""
 
+from equipoise.methods.afl import afl
+from equipoise.methods.ditto import ditto
 from equipoise.methods.eagle import eagle
 from equipoise.methods.f2dc import daa, f2dc, f2dc_modules
+from equipoise.methods.fdse import fdse
 from equipoise.methods.fedavg import fedavg, fedsgd
+from equipoise.methods.fedbn import fedbn
+from equipoise.methods.feddyn import feddyn
 from equipoise.methods.fedequilibria import fedequilibria
 from equipoise.methods.fedfe import fedfe
+from equipoise.methods.fedfv import fedfv
 from equipoise.methods.fedheal import fedheal
+from equipoise.methods.fedlf import fedlf
+from equipoise.methods.fedlsa import fedlsa
+from equipoise.methods.fedmgda_plus import fedmgda_plus
+from equipoise.methods.fedproc import fedproc
+from equipoise.methods.fedproto import fedproto
+from equipoise.methods.fedprox import fedprox
+from equipoise.methods.fedrcl import fedrcl
+from equipoise.methods.fedsa import fedsa
+from equipoise.methods.fedtgp import fedtgp
+from equipoise.methods.fpl import fpl
+from equipoise.methods.gifair import gifair
+from equipoise.methods.moon import moon
+from equipoise.methods.propfair import propfair
+from equipoise.methods.qffl import qffl
 from equipoise.methods.references import centralised, local_only
+from equipoise.methods.scaffold import scaffold
+from equipoise.methods.term import term
 
 __all__ = [
+    "afl",
     "centralised",
     "daa",
+    "ditto",
     "eagle",
     "f2dc",
     "f2dc_modules",
+    "fdse",
     "fedavg",
+    "fedbn",
+    "feddyn",
     "fedequilibria",
     "fedfe",
+    "fedfv",
     "fedheal",
+    "fedlf",
+    "fedlsa",
+    "fedmgda_plus",
+    "fedproc",
+    "fedproto",
+    "fedprox",
+    "fedrcl",
+    "fedsa",
     "fedsgd",
+    "fedtgp",
+    "fpl",
+    "gifair",
     "local_only",
+    "moon",
+    "propfair",
+    "qffl",
+    "scaffold",
+    "term",
 ]

@@ -129,8 +129,8 @@ class Decoupling(Wrap):
     @property
     def scores(self) -> Scored:
         if self.share_modules:
-            return "unused"
-        views: dict[View, Scored] = {"bypass": "unused", "mean_modules": "mean", "domain_modules": "domain"}
+            return "global"
+        views: dict[View, Scored] = {"bypass": "global", "mean_modules": "mean", "domain_modules": "domain"}
         return views[self.eval_view]
 
     def __call__(self, model: nn.Module, classes: int, example: Tensor) -> nn.Module:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Literal
 
+from equipoise.grammar import Value
 from equipoise.method import Method, register
 from equipoise.parts.weights import BySamples, Uniform
 
 REFERENCE = "McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017"
+# One full-batch gradient step, as a demand on the local optimiser.
+ONE_STEP: tuple[tuple[str, Value], ...] = (("steps", 1), ("batch", None), ("momentum", 0.0), ("optimizer", "SGD"))
 
 
 @register(title="Average of the clients' models", reference=REFERENCE)
@@ -19,5 +22,4 @@ def fedavg(weights: Literal["samples", "uniform"] = "samples") -> Method:
 @register(title="One full-batch gradient step a client and round", reference=REFERENCE)
 def fedsgd(weights: Literal["samples", "uniform"] = "samples") -> Method:
     """FedAvg with one full-batch step and no momentum: `theta <- theta - eta sum_k p_k grad F_k(theta)`."""
-    plain = (("steps", 1), ("batch", None), ("momentum", 0.0), ("optimizer", "SGD"))
-    return Method(weigh=BySamples() if weights == "samples" else Uniform(), training=plain)
+    return Method(weigh=BySamples() if weights == "samples" else Uniform(), training=ONE_STEP)

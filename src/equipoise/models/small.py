@@ -33,6 +33,11 @@ class MLP(nn.Module):
     # The same for many networks at once, which saves most of what `vmap` and autograd cost: parameters `[m, ...]`, samples
     # `[m, batch, ...]`.
 
+    @property
+    def stacks(self) -> bool:
+        """Whether that is so: a wrap may have put other layers in the place of these."""
+        return all(type(layer) in (nn.Linear, nn.ReLU) for layer in (*self.body, self.head))
+
     def stacked(self, params: Tensors, x: Tensor) -> Outputs:
         """Outputs with a leading client axis."""
         features = self._stacked_layers(params, x)[-1]

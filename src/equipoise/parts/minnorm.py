@@ -28,6 +28,67 @@ def min_norm_weights(gram: Tensor) -> Tensor:
     return torch.from_numpy(_solve(matrix)).to(gram.device)
 
 
+def boxed_min_norm_weights(gram: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """The same among the weights with `low <= w <= high` (FedMGDA+). The box must hold a point that sums to one.
+
+    >>> low, high = torch.tensor([0.4, 0.4]), torch.tensor([0.6, 0.6])
+    >>> boxed_min_norm_weights(torch.tensor([[1.0, 0.0], [0.0, 4.0]]), low, high)
+    tensor([0.6000, 0.4000], dtype=torch.float64)
+    """
+    matrix = gram.detach().double().cpu().numpy()
+    bounds = (bound.detach().double().cpu().numpy() for bound in (low, high))
+    return torch.from_numpy(_active_set((matrix + matrix.T) / 2, *bounds)).to(gram.device)
+
+
+def _active_set(A: Matrix, low: Vector, high: Vector) -> Vector:
+    """A primal active-set method: solve for the free weights, stop at the first bound, let go of a bound that pulls inwards.
+
+    A small ridge makes the answer unique, so that identical clients are treated alike.
+    """
+    m = len(A)
+    A = A / max(float(A.diagonal().max()), np.finfo(np.float64).tiny) + 1e-10 * np.eye(m)
+    room = high - low
+    w: Vector = low + room * (
+        (1 - low.sum()) / max(float(room.sum()), np.finfo(np.float64).tiny)
+    )  # inside, sums to one
+    free = room > 1e-15
+    for _ in range(50 * m + 50):
+        target = _on_face(A, w, free)
+        step = target - w
+        with np.errstate(divide="ignore", invalid="ignore"):
+            limit = np.where(step > 0, (high - w) / step, np.where(step < 0, (low - w) / step, np.inf))
+        limit[~free] = np.inf
+        first = int(limit.argmin())
+        if limit[first] < 1:
+            w = w + limit[first] * step
+            w[first] = high[first] if step[first] > 0 else low[first]
+            free[first] = False
+            continue
+        w = target
+        slope = A @ w
+        level = slope[free].mean() if free.any() else float(np.median(slope))
+        pull = np.where(w <= low, level - slope, slope - level)  # how much leaving its bound would gain
+        pull[free | (room <= 1e-15)] = -np.inf
+        best = int(pull.argmax())
+        if pull[best] <= 1e-12:
+            break
+        free[best] = True
+    return np.clip(w, low, high)
+
+
+def _on_face(A: Matrix, w: Vector, free: NDArray[np.bool_]) -> Vector:
+    """The best weights when all but the free ones stay as they are."""
+    n = int(free.sum())
+    if n == 0:
+        return w
+    bordered = np.zeros((n + 1, n + 1))
+    bordered[:n, :n], bordered[n, :n], bordered[:n, n] = A[np.ix_(free, free)], 1.0, 1.0
+    right = np.append(-A[np.ix_(free, ~free)] @ w[~free], 1 - w[~free].sum())
+    result = w.copy()
+    result[free] = np.linalg.solve(bordered, right)[:n]
+    return result
+
+
 def _solve(A: Matrix) -> Vector:
     diagonal = A.diagonal()
     if (diagonal <= 0).any():  # a zero vector is the nearest point itself

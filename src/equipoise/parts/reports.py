@@ -48,6 +48,19 @@ class GlobalLoss(Report):
 
 
 @dataclass(frozen=True)
+class TrainedLoss(Report):
+    """`loss_trained`: of the trained model on the training data."""
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return ("loss_trained",)
+
+    def __call__(self, trained: Trained) -> Tensors:
+        model = trained.received._replace(params=trained.params, buffers=trained.buffers)
+        return {"loss_trained": mean_loss(trained, model, trained.train)}
+
+
+@dataclass(frozen=True)
 class ClassCounts(Report):
     """`class_counts`: training samples of each class."""
 

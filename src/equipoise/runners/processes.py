@@ -36,7 +36,7 @@ class Workers:
     def __init__(self, method: Method, task: Task, cohort: int, count: int, stacked: int = 1) -> None:
         """`cohort` clients a round at most, `count` workers, up to `stacked` clients at a time in each."""
         self.task = task
-        self.keeps_updates = any(step.keeps_updates for step in method.step)
+        self.keeps_updates = method.keeps_updates
         dtype = next(iter(task.initial_params.values())).dtype
         self.theta = _shared(task.layout.size, dtype=dtype)
         # A row a client; or, where the sum is enough, a row a worker.

@@ -1,0 +1,69 @@
+"""The combinations that the papers show, as measured on a federation: `python benchmarks/combinations.py`.
+
+FedHEAL's Table 2 (seven hosts, alone and with AFL, q-FFL and FedHEAL), F2DC's Table 3 (its modules in four hosts) and
+FedEquilibria's ablations. Prints one Markdown table each: AVG, STD (ddof 0) and MIN of the domains' test accuracies in percent,
+mean over seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from equipoise.comparison import tabulate
+from equipoise.experiment import Job, execute_all, jobs
+
+HOSTS = ("fedavg", "fedprox", "scaffold", "moon", "feddyn", "fedproc", "fedproto")
+PLUGINS = ("", "afl", "qffl", "fedheal")
+MODULES = ("fedavg + f2dc_modules", "fpl + f2dc_modules", "fedheal + f2dc_modules", "fdse + f2dc_modules")
+ABLATIONS = {
+    "FedAvg": "fedavg",
+    "MOO_G": "fedequilibria(t=1, moo='update')",
+    "MOO_F": "fedequilibria(t=1)",
+    "DIST": "fedequilibria(t=0)",
+    "all": "fedequilibria",
+}
+
+
+def combined(*parts: str) -> str:
+    """The sum of those that are not empty."""
+    return " + ".join(filter(None, parts))
+
+
+def measured(methods: Sequence[str], dataset: str, seeds: Sequence[int], rounds: int | None) -> dict[str, str]:
+    """AVG / STD / MIN of every method, in percent."""
+    todo = jobs(list(dict.fromkeys(methods)), dataset, seeds, Job(rounds=rounds, eval_every=10_000))
+    with tempfile.TemporaryDirectory() as folder:
+        outcomes = execute_all(todo, Path(folder), lambda _: None)
+    table = tabulate([(job.method, found.by_domain) for job, found in zip(todo, outcomes, strict=True)])
+    return {name: " / ".join(str(row[column]) for column in ("AVG", "STD", "MIN")) for name, row in table.rows.items()}
+
+
+def main() -> None:
+    """Run everything and print the tables."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--dataset", default="scanners")
+    options.add_argument("--seeds", type=int, default=1)
+    options.add_argument("--rounds", type=int)
+    given = options.parse_args()
+    sums = [combined(host, plugin) for host, plugin in itertools.product(HOSTS, PLUGINS)]
+    plain = [text.split(" + ")[0] for text in MODULES]
+    everything = [*sums, *plain, *MODULES, *ABLATIONS.values()]
+    found = measured(everything, given.dataset, range(given.seeds), given.rounds)
+    print(f"Test accuracy on {given.dataset} in percent, AVG / STD / MIN over domains, {given.seeds} seed(s).\n")
+    print("| host | plain | " + " | ".join(f"+ {plugin}" for plugin in PLUGINS[1:]) + " |\n|---|---|---|---|---|")
+    for host in HOSTS:
+        print(f"| {host} | " + " | ".join(found[combined(host, plugin)] for plugin in PLUGINS) + " |")
+    print("\n| host | plain | + f2dc_modules |\n|---|---|---|")
+    for host, text in zip(plain, MODULES, strict=True):
+        print(f"| {host} | {found[host]} | {found[text]} |")
+    print("\n| fedequilibria | AVG / STD / MIN |\n|---|---|")
+    for name, text in ABLATIONS.items():
+        print(f"| {name}: `{text}` | {found[text]} |")
+
+
+if __name__ == "__main__":
+    main()

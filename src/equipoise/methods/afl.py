@@ -1,0 +1,116 @@
+"""AFL: weights that climb towards the clients with the largest losses. Mohri, Sivek, Suresh, ICML 2019."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from equipoise.grammar import require
+from equipoise.method import Method, register
+from equipoise.parts.reports import GlobalLoss, TrainedLoss
+from equipoise.parts.weights import shares
+from equipoise.roles import Step, Weigh
+from equipoise.types import PerClient, Round, State, Stepped, Weighed
+
+FLOOR = 1e-3  # the least weight in a public benchmark's code
+
+
+def onto_simplex(values: Tensor) -> Tensor:
+    """The nearest point with non-negative entries that sum to one.
+
+    >>> onto_simplex(torch.tensor([0.5, 0.8, -0.1]))
+    tensor([0.3500, 0.6500, 0.0000])
+    """
+    ordered = values.sort(descending=True).values
+    excess = (ordered.cumsum(0) - 1) / torch.arange(1, len(values) + 1).to(values)
+    last = int((ordered > excess).sum()) - 1
+    return (values - excess[last]).clamp(min=0)
+
+
+@dataclass(frozen=True)
+class SimplexAscent(Weigh):
+    """`lambda`, and after the round `lambda <- projection of (lambda + gamma F)` on the simplex of all clients.
+
+    Of absent clients the loss is not known: those present count `N/m` times, which is right on average. The round's weights
+    are the participants' shares of `lambda`.
+    """
+
+    gamma: float
+    before: bool = False  # climb first, then weigh
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("loss",)
+
+    def __call__(self, round: Round, state: State) -> Weighed:
+        loss = round.reports["loss"].double()
+        known = state.get("lambda", PerClient())
+        assert isinstance(known, PerClient)
+        seen = sorted({*known, *round.clients})
+        total = max(len(seen), round.setting.num_clients or 0)
+        unseen = loss.new_tensor(1 / total) if known.default is None else known.default
+        now = torch.stack([known.get(c, unseen) for c in seen] + [unseen] * (total - len(seen)))
+        place = torch.tensor([seen.index(c) for c in round.clients], device=loss.device)
+        climbed = onto_simplex(now.index_add(0, place, self.gamma * total / len(loss) * loss))
+        used = shares((climbed if self.before else now)[place])
+        after = PerClient(dict(zip(seen, climbed, strict=False)), climbed[-1] if total > len(seen) else unseen)
+        return Weighed(used, {"lambda": after}, figures={"loss": loss, "lambda": now[place]})
+
+
+@dataclass(frozen=True)
+class ForgetfulAscent(Weigh):
+    """As a public benchmark's code has it: every round starts from equal weights, and climbs by the losses of the *trained*
+    models before it weighs; no weight falls below a floor."""
+
+    gamma: float
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("loss_trained",)
+
+    def __call__(self, round: Round, state: State) -> Weighed:
+        loss = round.reports["loss_trained"].double()
+        climbed = onto_simplex(1 / len(loss) + self.gamma * loss)
+        return Weighed(shares(climbed.clamp(min=FLOOR)), figures={"loss_trained": loss})
+
+
+@dataclass(frozen=True)
+class MeanOfRounds(Step):
+    """Leaves the direction as it is; what is scored is the mean of all rounds' models."""
+
+    @property
+    def evaluates(self) -> str | None:
+        return "mean of the rounds' models"
+
+    def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
+        model = round.theta + direction
+        before, count = state.get("mean", torch.zeros_like(model)), state.get("count", torch.tensor(0))
+        assert isinstance(before, Tensor)
+        assert isinstance(count, Tensor)
+        mean = before + (model - before) / (int(count) + 1)
+        return Stepped(direction, {"mean": mean, "count": count + 1}, mean)
+
+
+@register(
+    title="Weights that climb towards the clients with the largest losses",
+    reference="Mohri, Sivek, Suresh, Agnostic federated learning, ICML 2019",
+    # The theory's mean is one of convex problems: a network's first, untrained models would weigh it down.
+    per_dataset={name: {"evaluate": "last"} for name in ("scanners", "digits", "office-caltech", "pacs")},
+)
+def afl(
+    gamma: float = 0.01,
+    lambda_first: bool = False,
+    evaluate: Literal["mean", "last"] = "mean",
+    compat: bool = False,
+) -> Method:
+    """`gamma` is the step of the ascent; at 0 the weights stay equal. `lambda_first` climbs before it weighs. `evaluate`
+    says which model is scored: the mean of all rounds' models, as the theory has it, or the last. `compat=True` follows a
+    public benchmark's code: no memory, losses of the trained models, a floor, the last model."""
+    require(gamma >= 0, "gamma", "at least 0", gamma)
+    if compat:
+        return Method(reports=(TrainedLoss(),), weigh=ForgetfulAscent(gamma))
+    steps = (MeanOfRounds(),) if evaluate == "mean" else ()
+    return Method(reports=(GlobalLoss(),), weigh=SimplexAscent(gamma, lambda_first), step=steps)

@@ -1,0 +1,90 @@
+"""Ditto: a personal model beside the global one, pulled towards it. Li et al., ICML 2021."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from equipoise.grammar import require
+from equipoise.method import Method, register
+from equipoise.parts.terms import squared_distance
+from equipoise.roles import Mark, Scored, Term, Wrap
+from equipoise.task import PERSONAL_LOGITS
+from equipoise.types import Local, Outputs
+
+
+class Twin(nn.Module):
+    """The global model and a personal copy of it. What others see is the global one."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model, self.personal = model, copy.deepcopy(model)
+
+    def forward(self, x: Tensor) -> Outputs:
+        out: Outputs = self.model(x)
+        return out._replace(extra={**out.extra, PERSONAL_LOGITS: self.personal(x).logits})
+
+
+@dataclass(frozen=True)
+class PersonalCopy(Wrap):
+    """A second, private copy of the whole model."""
+
+    order: ClassVar[int] = 3
+    leaves_global: ClassVar[bool] = True
+
+    scored: Scored = "own"
+
+    @property
+    def scores(self) -> Scored:
+        return self.scored
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return ("personal copy",)
+
+    def __call__(self, model: nn.Module, classes: int, example: Tensor) -> nn.Module:
+        return Twin(model)
+
+    def marks(self, model: nn.Module) -> dict[str, Mark]:
+        names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
+        return {name: "private" for name in names if name.startswith("personal.")}
+
+
+@dataclass(frozen=True)
+class PersonalLoss(Term):
+    """The personal model's own cross-entropy and `lam/2 ||v - theta||^2`, `theta` the received global model.
+
+    No gradient passes between the two models, so both train side by side on the same batches.
+    """
+
+    lam: float
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("personal copy",)
+
+    def loss(self, local: Local) -> Tensor:
+        received = local.received.params
+        centre = {
+            f"personal.{name.removeprefix('model.')}": value
+            for name, value in received.items()
+            if name.startswith("model.")
+        }
+        own = F.cross_entropy(local.out.extra[PERSONAL_LOGITS], local.y, reduction="none")
+        return own + self.lam / 2 * squared_distance(local.params, centre)
+
+
+@register(
+    title="A personal model beside the global one, pulled towards it",
+    reference="Li et al., Ditto: fair and robust federated learning through personalization, ICML 2021",
+)
+def ditto(lam: float = 1.0, evaluate: Literal["personal", "averaged-personal", "global"] = "personal") -> Method:
+    """`lam` pulls the personal model; at 0 it trains alone. `evaluate` says which model `accuracy` belongs to; the others
+    are recorded too."""
+    require(lam >= 0, "lam", "at least 0", lam)
+    scored: dict[str, Scored] = {"personal": "own", "averaged-personal": "mean", "global": "global"}
+    return Method(wrap=(PersonalCopy(scored[evaluate]),), terms=(PersonalLoss(lam),))

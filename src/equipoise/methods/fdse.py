@@ -1,0 +1,307 @@
+"""FDSE: every layer is split into a shared extractor and a domain-shift eraser of the client's own.
+Wang et al., CVPR 2025.
+
+The extractors' tensors move by consensus, each tensor for itself. The erasers are mixed for each client, by similarity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import ceil, exp
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from equipoise.grammar import require
+from equipoise.method import Method, register
+from equipoise.parts.minnorm import min_norm_weights
+from equipoise.parts.terms import unit
+from equipoise.parts.weights import Uniform
+from equipoise.roles import Mark, Merge, Report, Scored, Share, Term, Wrap
+from equipoise.types import Layout, Local, Merged, Outputs, PerClient, Round, Sent, State, Tensors, Trained
+from equipoise.updates import gram
+
+ERASER = ("dse", "dse_norm")  # the modules of a split layer that are the client's own
+STILL = 1e-9  # an update this short, relative to the longest one of the tensor, is rounding and not a direction
+
+
+# --------------------------------------------------------------------------- layers
+class EntryByEntry(nn.Module):
+    """Each entry times a number of its own: what a depthwise convolution is for vectors."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width).uniform_(-1, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+class SplitLayer(nn.Module):
+    """Half of a layer's outputs come from a shared extractor, the other half from a depthwise eraser behind it.
+
+    No biases: each would stand before a normalisation, which takes it away again.
+    """
+
+    def __init__(self, layer: nn.Conv2d | nn.Linear) -> None:
+        super().__init__()
+        norm: type[_BatchNorm]
+        if isinstance(layer, nn.Conv2d):
+            self.outputs, norm = layer.out_channels, nn.BatchNorm2d
+            half = ceil(self.outputs / 2)
+            same: dict[str, Any] = {
+                name: getattr(layer, name) for name in ("kernel_size", "stride", "padding", "dilation", "padding_mode")
+            }
+            self.dfe: nn.Module = nn.Conv2d(layer.in_channels, half, bias=False, **same)
+            self.dse: nn.Module = nn.Conv2d(half, half, 3, padding=1, groups=half, bias=False)
+        else:
+            self.outputs, norm = layer.out_features, nn.BatchNorm1d
+            half = ceil(self.outputs / 2)
+            self.dfe = nn.Linear(layer.in_features, half, bias=False)
+            self.dse = EntryByEntry(half)
+        self.dse_norm, self.dfe_norm = norm(half), norm(self.outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        extracted = self.dse_norm(self.dfe(x))
+        return self.dfe_norm(torch.cat([extracted, self.dse(extracted)], 1)[:, : self.outputs])
+
+
+def split_layers(model: nn.Module) -> None:
+    """Split every convolution and linear layer in place, but not the head and not grouped convolutions."""
+    for name, child in list(model.named_children()):
+        if (isinstance(child, nn.Conv2d) and child.groups == 1) or (isinstance(child, nn.Linear) and name != "head"):
+            setattr(model, name, SplitLayer(child))
+        else:
+            split_layers(child)
+
+
+@dataclass(frozen=True)
+class ShiftErasers(Wrap):
+    """Splits the layers; the erasers are personal, their running statistics stay with the client."""
+
+    order: ClassVar[int] = 0
+
+    scored: Scored = "own"
+
+    @property
+    def scores(self) -> Scored:
+        return self.scored
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return ("personal tensors", "split layers")
+
+    def __call__(self, model: nn.Module, classes: int, example: Tensor) -> nn.Module:
+        split_layers(model)
+        return model
+
+    def marks(self, model: nn.Module) -> dict[str, Mark]:
+        found: dict[str, Mark] = {}
+        for place, layer in model.named_modules():
+            if isinstance(layer, SplitLayer):
+                names = [name for name, _ in (*layer.named_parameters(), *layer.named_buffers())]
+                found |= {f"{place}.{name}": "personal" for name in names if name.split(".")[0] in ERASER}
+        return found
+
+    def note(self, model: nn.Module) -> str | None:
+        if any(isinstance(layer, SplitLayer) for layer in model.modules()):
+            return None
+        return "fdse: the model has no layer to split before its head, so every client uses the same model."
+
+
+# --------------------------------------------------------------------------- consistency of statistics
+class WithStatistics(nn.Module):
+    """In training, also shows the mean and variance of what enters each split layer's last normalisation.
+
+    Both as the normalisation itself would average them over batches, with the slope of the current batch.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Outputs:
+        if not self.training:
+            out: Outputs = self.model(x)
+            return out
+        seen: dict[str, Tensor] = {}
+
+        def watch(place: str) -> Callable[[_BatchNorm, tuple[Tensor, ...]], None]:
+            def look(norm: _BatchNorm, inputs: tuple[Tensor, ...]) -> None:
+                axes = [0, *range(2, inputs[0].dim())]
+                variance, mean = torch.var_mean(inputs[0], axes, correction=0)
+                for name, old, new in (("mean", norm.running_mean, mean), ("var", norm.running_var, variance)):
+                    assert old is not None
+                    rate = 0.1 if norm.momentum is None else norm.momentum
+                    seen[f"running {name} {place}"] = (1 - rate) * old.detach() + rate * new
+
+            return look
+
+        with ExitStack() as hooks:
+            for place, layer in self.model.named_modules():
+                if isinstance(layer, SplitLayer):
+                    hooks.enter_context(layer.dfe_norm.register_forward_pre_hook(watch(place)))
+            out = self.model(x)
+        return out._replace(extra={**out.extra, **seen})
+
+
+@dataclass(frozen=True)
+class LayerStatistics(Wrap):
+    """Goes round a model with split layers and shows their statistics."""
+
+    order: ClassVar[int] = 2
+
+    scored: Scored = "own"
+
+    @property
+    def scores(self) -> Scored:
+        return self.scored
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("split layers",)
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return ("layer statistics",)
+
+    def __call__(self, model: nn.Module, classes: int, example: Tensor) -> nn.Module:
+        return WithStatistics(model)
+
+
+def divergence(mean: Tensor, variance: Tensor, global_mean: Tensor, global_variance: Tensor) -> Tensor:
+    """KL divergence of the normal distribution with the global statistics from that with the local ones, a channel."""
+    variance, global_variance = variance + 1e-5, global_variance + 1e-5
+    distance = (global_variance + (global_mean - mean).square()) / variance
+    return (variance.log() - global_variance.log() + distance - 1) / 2
+
+
+@dataclass(frozen=True)
+class ConsistentStatistics(Term):
+    """`lmbd sum_l omega_l KL_l`, `omega_l ~ exp(beta l)`, from the second round on."""
+
+    lmbd: float
+    beta: float
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("layer statistics",)
+
+    def loss(self, local: Local) -> Tensor | None:
+        extra, buffers = local.out.extra, local.received.buffers
+        places = [name.removeprefix("running mean ") for name in extra if name.startswith("running mean ")]
+        if local.round == 0 or not places:
+            return None
+        weights = [exp(self.beta * i) for i in range(len(places))]
+        total = torch.zeros(())
+        for place, weight in zip(places, weights, strict=True):
+            ending = f".{place}.dfe_norm.running_"
+            prefix = next(name for name in buffers if ending in f".{name}").rpartition("running_")[0]
+            known = buffers[f"{prefix}running_mean"], buffers[f"{prefix}running_var"]
+            found = divergence(extra[f"running mean {place}"], extra[f"running var {place}"], *known)
+            total = total + weight / sum(weights) * found.mean()
+        return self.lmbd * total
+
+
+# --------------------------------------------------------------------------- server
+@dataclass(frozen=True)
+class Consensus(Merge):
+    """Tensor by tensor the min-norm point of the clients' unit updates, times the mean length of the updates.
+
+    Clients that did not move in a tensor have no direction there, and are left out of it.
+    """
+
+    weighs: ClassVar[bool] = False
+
+    def __call__(self, round: Round, weights: Tensor) -> Merged:
+        layout = round.setting.layout
+        assert layout is not None  # aggregate fills it
+        rows = round.updates.shaped
+        direction = torch.zeros_like(rows[0])
+        used = rows.new_zeros(len(rows), len(layout.slices), dtype=torch.float64)
+        for i, columns in enumerate(layout.slices):
+            products = gram(rows[:, columns])
+            lengths = products.diagonal().sqrt()
+            moved = lengths > STILL * lengths.max()
+            if moved.any():
+                inverse = 1 / lengths[moved]
+                used[moved, i] = min_norm_weights(products[moved][:, moved] * inverse[:, None] * inverse[None])
+                factors = lengths.mean() * used[moved, i] * inverse
+                direction[columns] = factors.to(rows.dtype) @ rows[moved, columns]
+        return Merged(direction, used.to(rows.dtype))
+
+
+@dataclass(frozen=True)
+class PersonalTensors(Report):
+    """`personal`: the client's personal tensors as one row."""
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return ("personal",)
+
+    def __call__(self, trained: Trained) -> Tensors:
+        return {"personal": trained.personal.join(trained.params)}
+
+
+def mixed_by_similarity(rows: Tensor, tau: float) -> tuple[Tensor, Tensor]:
+    """For each row the average of all rows with weights `softmax(cosine / tau)`, and the weights."""
+    directions = unit(rows)
+    weights = torch.softmax(directions @ directions.mT / tau, 1)
+    return weights @ rows, weights
+
+
+@dataclass(frozen=True)
+class SimilarityMix(Share):
+    """Each participant's next personal row; an absent client keeps its last one, a new one starts from the mean."""
+
+    tau: float
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("personal", "personal tensors")
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return ("shared personal tensors",)
+
+    def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
+        rows = round.reports["personal"]
+        layout = round.setting.personal or Layout(("personal",), ((rows.shape[1],),))
+        mixed = torch.zeros_like(rows)
+        for columns in layout.slices:
+            mixed[:, columns] = mixed_by_similarity(rows[:, columns], self.tau)[0]
+        before = state.get("personal", PerClient())
+        assert isinstance(before, PerClient)
+        after = PerClient(before.put(round.clients, mixed), mixed.mean(0))
+        return Sent({"personal": after}, {"personal": after})
+
+
+@register(
+    title="Layers split into a shared extractor and a domain-shift eraser of the client's own",
+    reference="Wang et al., Federated learning with domain shift eraser, CVPR 2025",
+    per_dataset={"pacs": {"lmbd": 0.5, "beta": 0.001}, "office-caltech": {"lmbd": 0.05, "beta": 0.05}},
+)
+def fdse(
+    lmbd: float = 0.01,
+    tau: float = 0.5,
+    beta: float = 0.1,
+    evaluate: Literal["personal", "averaged-personal"] = "personal",
+) -> Method:
+    """`lmbd` weighs the consistency of statistics, `beta` how much more later layers count in it, `tau` is the temperature
+    of the erasers' mix. `evaluate` says which model `accuracy` belongs to; the other one is recorded too."""
+    require(lmbd >= 0, "lmbd", "at least 0", lmbd)
+    require(tau > 0, "tau", "above 0", tau)
+    scored: Scored = "own" if evaluate == "personal" else "mean"
+    wraps: tuple[Wrap, ...] = (ShiftErasers(scored),)
+    return Method(
+        wrap=(*wraps, LayerStatistics(scored)) if lmbd else wraps,
+        terms=(ConsistentStatistics(lmbd, beta),) if lmbd else (),
+        reports=(PersonalTensors(),),
+        weigh=Uniform(),
+        merge=Consensus(),
+        share=(SimilarityMix(tau),),
+    )

@@ -1,0 +1,27 @@
+"""FedFV: updates that conflict are projected on each other's normal planes. Wang et al., IJCAI 2021."""
+
+from __future__ import annotations
+
+from equipoise.grammar import require
+from equipoise.method import Method, register
+from equipoise.parts.conflicts import ExternalConflicts, InternalConflicts
+from equipoise.parts.reports import GlobalLoss
+from equipoise.parts.steps import LengthOfMean
+from equipoise.parts.weights import Uniform
+
+
+@register(
+    title="Updates that conflict are projected on each other's normal planes",
+    reference="Wang et al., Federated learning with fair averaging, IJCAI 2021",
+)
+def fedfv(alpha: float = 0.1, tau: int = 1) -> Method:
+    """`alpha` is the share of clients, those with the largest losses, that keep their update. `tau` is how many rounds back
+    the updates of absent clients are heeded; 0 heeds none. Without conflicts it is FedAvg with equal weights."""
+    require(0 <= alpha <= 1, "alpha", "between 0 and 1", alpha)
+    require(tau >= 0, "tau", "at least 0", tau)
+    return Method(
+        reports=(GlobalLoss(),),
+        shape=(InternalConflicts(alpha),),
+        weigh=Uniform(),
+        step=(*((ExternalConflicts(tau),) if tau else ()), LengthOfMean()),
+    )

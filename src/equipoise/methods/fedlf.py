@@ -1,0 +1,133 @@
+"""FedLF: tensor by tensor a direction that hurts nobody, and that levels the losses. Pan et al., AAAI 2024."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from equipoise.method import Method, register
+from equipoise.parts.minnorm import min_norm_weights
+from equipoise.parts.reports import GlobalLoss
+from equipoise.parts.steps import LengthOfMean
+from equipoise.parts.weights import Uniform
+from equipoise.roles import Merge, Shape
+from equipoise.types import Merged, PerClient, Round, Shaped, State
+from equipoise.updates import gram
+
+STILL = 1e-9  # an update this short, relative to the longest one, is rounding: it has no direction
+VANISHED = 1e-6  # nor has a min-norm point this short, which is found from squared lengths
+
+
+def levelling(loss: Tensor) -> Tensor:
+    """Coefficients of the updates in the direction that lowers `-cos(1, F)`, the unevenness of the losses.
+
+    >>> levelling(torch.tensor([1.0, 3.0])), levelling(torch.tensor([2.0, 2.0])).abs().max() < 1e-6
+    (tensor([-0.1342,  0.0447]), tensor(True))
+    """
+    even = torch.full_like(loss, len(loss) ** -0.5)
+    length = torch.linalg.vector_norm(loss).clamp(min=torch.finfo(loss.dtype).tiny)
+    direction = loss / length
+    return (direction @ even * direction - even) / length
+
+
+@dataclass(frozen=True)
+class RecentAbsentees(Shape):
+    """Adds the last updates of clients that are absent now but were seen lately: within `seen / present` rounds."""
+
+    @property
+    def keeps_updates(self) -> bool:
+        return True
+
+    def __call__(self, round: Round, state: State) -> Shaped:
+        rows, last = state.get("updates", PerClient()), state.get("last", PerClient())
+        assert isinstance(rows, PerClient)
+        assert isinstance(last, PerClient)
+        window = len({*rows, *round.clients}) // len(round.clients)
+        absent = [c for c in rows if c not in round.clients and round.round - int(last[c]) <= window]
+        after = rows.put(round.clients, round.updates.shaped)
+        seen = last.put(round.clients, [torch.tensor(round.round)] * len(round.clients))
+        updates = round.updates.with_absent(rows.take(absent)) if absent else round.updates
+        return Shaped(updates, {"updates": after, "last": seen})
+
+
+@dataclass(frozen=True)
+class LayerwiseFair(Merge):
+    """In each tensor the min-norm point of the clients' updates, the levelling direction, and absent clients' updates.
+
+    A tensor where it vanishes is joined with the next one (the last with the one before) and solved again. `scaled` first
+    brings all vectors of a tensor to their mean length, as the authors' code does, and joins nothing.
+    """
+
+    weighs: ClassVar[bool] = False
+
+    scaled: bool = False
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("loss",)
+
+    def __call__(self, round: Round, weights: Tensor) -> Merged:
+        layout = round.setting.layout
+        assert layout is not None  # aggregate fills it
+        rows, absent = round.updates.shaped, round.updates.absent
+        everyone = rows if absent is None else torch.cat([rows, absent])
+        level = levelling(round.reports["loss"].double())
+        level = F.pad(level, (0, len(everyone) - len(rows)))
+        direction = torch.zeros_like(rows[0])
+        used = rows.new_zeros(len(everyone), len(layout.slices), dtype=torch.float64)
+        places = list(layout.slices)
+        i = 0
+        while i < len(places):
+            here = everyone[:, places[i]]
+            share = self._solve(gram(here), level, len(rows))
+            found = share.to(here.dtype) @ here
+            moved = here.norm() > STILL * everyone.norm()
+            if moved and found.norm() <= VANISHED * here.norm() and len(places) > 1 and not self.scaled:
+                i = min(i, len(places) - 2)
+                places[i : i + 2] = [slice(places[i].start, places[i + 1].stop)]
+                continue
+            direction[places[i]] = found
+            inside = [j for j, s in enumerate(layout.slices) if places[i].start <= s.start < places[i].stop]
+            used[:, inside] = share[:, None]
+            i += 1
+        return Merged(direction, used[: len(rows)].to(rows.dtype))
+
+    def _solve(self, products: Tensor, level: Tensor, present: int) -> Tensor:
+        """How much of each update is in the min-norm point, from their inner products."""
+        lengths = products.diagonal().sqrt()
+        moved = lengths > STILL * lengths.max()
+        factor = moved.double()
+        mean = lengths[:present].mean()
+        if self.scaled:
+            factor[moved] = mean / lengths[moved]
+        row = level * factor  # the levelling direction; level losses have none
+        length = (row @ products @ row).clamp(min=0).sqrt()
+        levels = length > STILL * lengths.max()
+        if self.scaled and levels:
+            row = row * mean / length
+        basis = torch.cat([torch.diag(factor), row[None]])
+        counts = torch.cat([moved, levels[None]])
+        share = basis.new_zeros(len(basis))
+        if counts.any():
+            share[counts] = min_norm_weights((basis @ products @ basis.T)[counts][:, counts])
+        return share @ basis
+
+
+@register(
+    title="Tensor by tensor a direction that hurts nobody and levels the losses",
+    reference="Pan et al., FedLF: layer-wise fair federated learning, AAAI 2024",
+)
+def fedlf(variant: Literal["paper", "released"] = "paper", absentees: bool = True) -> Method:
+    """`variant="released"` scales the vectors of a tensor to their mean length first, as the authors' code does.
+    `absentees=False` heeds only the clients that are present."""
+    return Method(
+        reports=(GlobalLoss(),),
+        shape=(RecentAbsentees(),) if absentees else (),
+        weigh=Uniform(),
+        merge=LayerwiseFair(scaled=variant == "released"),
+        step=(LengthOfMean(),),
+    )

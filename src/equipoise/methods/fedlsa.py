@@ -1,0 +1,110 @@
+"""FedLSA: features on a sphere, drawn to anchors that the server trains against its classifier. Fu et al., AAAI 2025."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import log
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from equipoise.grammar import require
+from equipoise.method import Method, register
+from equipoise.parts.anchors import AnchorNet, linear_head, train_anchors
+from equipoise.parts.projection import Projection
+from equipoise.parts.terms import unit
+from equipoise.roles import Share, Term
+from equipoise.types import Local, Round, Sent, State
+
+
+def separation(anchors: Tensor, tau: float) -> Tensor:
+    """How near an anchor is to the others, `[C]`: `log` of the mean over them of `exp(a_i . a_j / tau)`."""
+    itself = torch.eye(len(anchors), dtype=torch.bool, device=anchors.device)
+    logits = torch.where(itself, -torch.inf, anchors @ anchors.mT / tau)
+    return torch.logsumexp(logits, 1) - log(len(anchors) - 1)
+
+
+def compactness(features: Tensor, anchors: Tensor, y: Tensor, tau: float) -> Tensor:
+    """Cross-entropy `[batch]` of the similarities with all anchors."""
+    return F.cross_entropy(features @ anchors.mT / tau, y, reduction="none")
+
+
+@dataclass(frozen=True)
+class ToAnchor(Term):
+    """`lam` times the compactness. There are no anchors in the first round."""
+
+    lam: float
+    tau: float
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("shared anchors", "features on the sphere")
+
+    def loss(self, local: Local) -> Tensor | None:
+        anchors = local.received.shared.get("anchors")
+        if anchors is None or not self.lam:
+            return None
+        return self.lam * compactness(local.out.features, anchors, local.y, self.tau)
+
+
+@dataclass(frozen=True)
+class TrainedAnchors(Share):
+    """`anchors [C, width]` of length one, which the global classifier, held fixed, tells apart."""
+
+    alpha: float
+    tau: float
+    epochs: int
+    lr: float
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("features on the sphere",)
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return ("shared anchors",)
+
+    def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
+        layout = round.setting.layout
+        assert layout is not None  # aggregate fills it
+        weight, bias = linear_head(layout.split(theta), "fedlsa")
+        labels = torch.arange(len(weight), device=weight.device)
+
+        def loss(net: AnchorNet, step: int) -> Tensor:
+            anchors = unit(net())
+            known = F.cross_entropy(F.linear(anchors, weight, bias), labels)
+            return known + self.alpha * separation(anchors, self.tau).mean()
+
+        seed = (round.setting.seed, "fedlsa")
+        classes, width = weight.shape
+        raw, kept = train_anchors(classes, width, state, seed, theta, loss, self.epochs, self.lr)
+        return Sent({"anchors": unit(raw)}, dict(kept))
+
+
+@register(
+    title="Features on a sphere, drawn to anchors that the server trains",
+    reference="Fu et al., Beyond federated prototype learning: learnable semantic anchors with hyperspherical contrast for "
+    "domain-skewed data, AAAI 2025",
+    per_dataset={"digits": {"lam": 0.1}, "office-caltech": {"lam": 0.7}, "pacs": {"lam": 0.1}},
+)
+def fedlsa(
+    lam: float = 0.1,
+    alpha: float = 0.02,
+    tau: float = 0.1,
+    width: int = 128,
+    server_epochs: int = 500,
+    server_lr: float = 0.1,
+) -> Method:
+    """`lam` weighs the pull to the anchors, `alpha` their separation on the server. `width` is the sphere's dimension."""
+    require(lam >= 0, "lam", "at least 0", lam)
+    require(alpha >= 0, "alpha", "at least 0", alpha)
+    require(tau > 0, "tau", "above 0", tau)
+    require(width >= 2, "width", "at least 2", width)
+    require(server_epochs >= 1, "server_epochs", "at least 1", server_epochs)
+    require(server_lr > 0, "server_lr", "above 0", server_lr)
+    return Method(
+        wrap=(Projection(width, sphere=True),),
+        terms=(ToAnchor(lam, tau),),
+        share=(TrainedAnchors(alpha, tau, server_epochs, server_lr),),
+    )

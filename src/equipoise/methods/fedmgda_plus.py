@@ -1,0 +1,74 @@
+"""FedMGDA+: a common descent direction of unit updates, near the usual weights. Hu et al., IEEE TNSE 2022."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from equipoise.grammar import require
+from equipoise.method import Method, register
+from equipoise.parts.minnorm import boxed_min_norm_weights
+from equipoise.parts.steps import ServerRate
+from equipoise.parts.weights import shares
+from equipoise.roles import Shape, Step, Weigh
+from equipoise.types import Round, Shaped, State, Stepped, Weighed
+
+
+@dataclass(frozen=True)
+class UnitUpdates(Shape):
+    """Every update at length one; one that did not move stays zero."""
+
+    def __call__(self, round: Round, state: State) -> Shaped:
+        lengths = round.updates.norms()
+        inverse = torch.where(lengths > 0, 1 / lengths.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
+        return Shaped(round.updates.with_coefficients(torch.diag(inverse)))
+
+
+@dataclass(frozen=True)
+class NearMinNorm(Weigh):
+    """The min-norm weights of the shaped updates among those at most `eps` away from the usual ones."""
+
+    eps: float
+    around: Literal["samples", "uniform"] = "samples"
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("samples",) if self.around == "samples" else ()
+
+    def __call__(self, round: Round, state: State) -> Weighed:
+        gram = round.updates.gram
+        usual = shares(round.reports["samples"].double() if self.around == "samples" else torch.ones_like(gram[0]))
+        low, high = (usual - self.eps).clamp(min=0), (usual + self.eps).clamp(max=1)
+        return Weighed(boxed_min_norm_weights(gram, low, high), figures={"usual": usual})
+
+
+@dataclass(frozen=True)
+class MeanLength(Step):
+    """The direction times the mean length of the updates as they came: unit updates get back a step that fits training."""
+
+    def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
+        lengths = torch.linalg.vector_norm(round.updates.rows, dim=1, dtype=torch.float64)
+        return Stepped(direction * lengths.mean().to(direction.dtype))
+
+
+@register(
+    title="A common descent direction of unit updates, near the usual weights",
+    reference="Hu et al., Federated learning meets multi-objective optimization, IEEE TNSE 2022",
+)
+def fedmgda_plus(
+    eps: float = 0.1,
+    around: Literal["samples", "uniform"] = "samples",
+    server_lr: float = 1.0,
+    step: Literal["unit", "mean_length"] = "unit",
+) -> Method:
+    """Weights may differ by `eps` from those `around` which they are sought; 0 is the mean of unit updates, 1 is MGDA. The
+    step has length `server_lr` at most, whatever the updates' lengths; `step="mean_length"` (ours) gives it theirs."""
+    require(0 <= eps <= 1, "eps", "between 0 and 1", eps)
+    require(server_lr > 0, "server_lr", "above 0", server_lr)
+    steps: tuple[Step, ...] = (MeanLength(),) if step == "mean_length" else ()
+    if server_lr != 1:
+        steps += (ServerRate(server_lr),)
+    return Method(shape=(UnitUpdates(),), weigh=NearMinNorm(eps, around), step=steps)

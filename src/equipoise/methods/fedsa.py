@@ -1,0 +1,113 @@
+"""FedSA: semantic anchors that hardly move, a margin around them, and a classifier calibrated on them.
+Zhou et al., AAAI 2025.
+
+In the original models stay with their clients. Here they are averaged too, and one global model is scored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from equipoise import seeds
+from equipoise.grammar import require
+from equipoise.method import Method, register
+from equipoise.parts.anchors import linear_head, margin_losses, mean_gap
+from equipoise.parts.prototypes import ClassMeans, class_means, last_prototypes, mean_prototypes
+from equipoise.roles import Beginning, Share, Term
+from equipoise.types import Local, Round, Sent, State, Tensors, Trained
+
+
+def first_anchors(classes: int, width: int, seed: int) -> Tensor:
+    """Random vectors through a random net that is never trained: two layers with batch statistics and ReLU."""
+
+    def drawn() -> Tensor:
+        net = nn.Sequential(
+            nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(),
+            nn.Linear(width, width), nn.BatchNorm1d(width), nn.ReLU(),
+        )  # fmt: skip
+        return net.train()(torch.randn(classes, width)).detach()
+
+    return seeds.initialised(drawn, seed, "fedsa")
+
+
+@dataclass(frozen=True)
+class SemanticAnchors(Share):
+    """`anchors [C, F]`, which follow the mean prototypes slowly."""
+
+    ema: float
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("prototypes", "prototype_counts")
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return ("shared anchors",)
+
+    def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
+        prototypes, counts, memory = last_prototypes(round, state)
+        anchors = state.get("anchors")
+        if not isinstance(anchors, Tensor):
+            anchors = first_anchors(prototypes.shape[1], prototypes.shape[2], round.setting.seed).to(prototypes)
+        means, known = mean_prototypes(prototypes, counts), (counts.sum(0) > 0)[:, None]
+        anchors = torch.where(known, self.ema * anchors + (1 - self.ema) * means, anchors)
+        return Sent({"anchors": anchors}, {**memory, "anchors": anchors})
+
+
+@dataclass(frozen=True)
+class AnchorLosses(Term):
+    """Distance to the anchor of the class, a margin between the anchors, and the classifier's loss on the anchors.
+
+    The margin is the larger one of the mean gaps between anchors and between the client's own last prototypes.
+    """
+
+    lam: float
+    mcl: float
+    cc: float
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("shared anchors",)
+
+    def start(self, beginning: Beginning) -> list[Tensors]:
+        some = next(iter(beginning.received.params.values()))
+        return [{"gap": some.new_zeros(())} for _ in beginning.clients]
+
+    def loss(self, local: Local) -> Tensor | None:
+        anchors = local.received.shared.get("anchors")
+        if anchors is None:
+            return None
+        shared = {name: local.params[name] for name in local.received.layout.names}
+        weight, bias = linear_head(shared, "fedsa")
+        everyone = torch.ones_like(anchors[:, 0])
+        margin = torch.maximum(mean_gap(anchors, everyone), local.states[self.key]["gap"])
+        calibration = F.cross_entropy(
+            F.linear(anchors, weight, bias), torch.arange(len(anchors), device=anchors.device)
+        )
+        features = local.out.features
+        return (
+            self.lam * (features - anchors[local.y]).square().mean(1)
+            + self.mcl * margin_losses(features, anchors, local.y, margin)
+            + self.cc * calibration
+        )
+
+    def finish(self, trained: Trained) -> Tensors:
+        means, counts = class_means(trained)
+        return {"gap": mean_gap(means, (counts > 0).to(means.dtype))}
+
+
+@register(
+    title="Semantic anchors that hardly move, and a classifier calibrated on them",
+    reference="Zhou et al., FedSA: a unified representation learning via semantic anchors for prototype-based federated "
+    "learning, AAAI 2025",
+)
+def fedsa(lam: float = 1.0, mcl: float = 1.0, cc: float = 1.0, ema: float = 0.9999) -> Method:
+    """`lam` weighs the distance to the anchor, `mcl` the loss with a margin, `cc` the classifier's calibration."""
+    for name, value in (("lam", lam), ("mcl", mcl), ("cc", cc)):
+        require(value >= 0, name, "at least 0", value)
+    require(0 <= ema <= 1, "ema", "between 0 and 1", ema)
+    return Method(terms=(AnchorLosses(lam, mcl, cc),), reports=(ClassMeans(),), share=(SemanticAnchors(ema),))

@@ -1,0 +1,91 @@
+"""FedTGP: the server trains the prototypes, with a margin between classes. Zhang et al., AAAI 2024.
+
+In the original models stay with their clients. Here they are averaged too, and one global model is scored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from equipoise import seeds
+from equipoise.grammar import require
+from equipoise.method import Method, register
+from equipoise.parts.anchors import AnchorNet, distances, margin_losses, nearest_others, train_anchors
+from equipoise.parts.prototypes import ClassMeans, PrototypeShare, ToPrototype, last_prototypes, mean_prototypes
+from equipoise.types import Round, Sent, State
+
+Margin = Literal["pairs", "nearest"]
+
+
+def adaptive_margin(centres: Tensor, known: Tensor, kind: Margin, cap: float) -> Tensor:
+    """The largest distance between two known classes' centres (`pairs`), or the largest distance of a class to its nearest
+    neighbour (`nearest`); at most `cap`.
+
+    >>> centres = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 5.0]])
+    >>> adaptive_margin(centres, torch.ones(3), "nearest", 100.0)
+    tensor(5.)
+    """
+    if kind == "nearest":
+        found = nearest_others(centres, known)
+        found = torch.where(found.isfinite(), found, 0.0)
+    else:
+        found = distances(centres, centres) * known[:, None] * known[None]
+    return found.max().clamp(max=cap)
+
+
+@dataclass(frozen=True)
+class TrainedPrototypes(PrototypeShare):
+    """A net on the server, trained so that every uploaded prototype lies nearest to its class's, by a margin."""
+
+    epochs: int
+    batch: int
+    lr: float | None
+    margin: Margin
+    cap: float
+
+    def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
+        prototypes, counts, memory = last_prototypes(round, state)
+        known = (counts.sum(0) > 0).to(prototypes.dtype)
+        margin = adaptive_margin(mean_prototypes(prototypes, counts), known, self.margin, self.cap)
+        owners, labels = (counts > 0).nonzero(as_tuple=True)
+        points = prototypes[owners, labels]
+        per_epoch = ceil(len(points) / self.batch)
+        seed = (round.setting.seed, "fedtgp")
+
+        def loss(net: AnchorNet, step: int) -> Tensor:
+            epoch, part = divmod(step, per_epoch)
+            order = seeds.permutation(len(points), *seed, round.round, epoch)
+            some = order[part * self.batch : (part + 1) * self.batch]
+            return margin_losses(points[some], net(), labels[some], margin).mean()
+
+        rate = self.lr if self.lr is not None else round.known("lr", "fedtgp (server_lr)")
+        classes, width = prototypes.shape[1:]
+        trained, kept = train_anchors(classes, width, state, seed, points, loss, self.epochs * per_epoch, rate)
+        return Sent({"prototypes": trained, "prototype_known": known}, {**memory, **kept})
+
+
+@register(
+    title="Prototypes that the server trains, with a margin between classes",
+    reference="Zhang et al., FedTGP: trainable global prototypes with adaptive-margin-enhanced contrastive learning, AAAI 2024",
+)
+def fedtgp(
+    lam: float = 1.0,
+    margin: Literal["pairs", "nearest"] = "pairs",
+    cap: float = 100.0,
+    server_epochs: int = 100,
+    server_batch: int = 32,
+    server_lr: float | None = None,
+) -> Method:
+    """`margin="pairs"` is the paper's formula, `"nearest"` the authors' code. `server_lr` is the local rate by default."""
+    require(lam >= 0, "lam", "at least 0", lam)
+    require(cap >= 0, "cap", "at least 0", cap)
+    require(server_epochs >= 1, "server_epochs", "at least 1", server_epochs)
+    require(server_batch >= 1, "server_batch", "at least 1", server_batch)
+    require(server_lr is None or server_lr > 0, "server_lr", "above 0", server_lr)
+    share = TrainedPrototypes(server_epochs, server_batch, server_lr, margin, cap)
+    return Method(terms=(ToPrototype(lam),), reports=(ClassMeans(),), share=(share,))

@@ -1,0 +1,40 @@
+"""TERM: weights tilted towards large losses. Li, Beirami, Sanjabi, Smith, ICLR 2021."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from equipoise.grammar import require
+from equipoise.method import Method, register
+from equipoise.parts.reports import GlobalLoss
+from equipoise.parts.weights import shares
+from equipoise.roles import Weigh
+from equipoise.types import Round, State, Weighed
+
+
+@dataclass(frozen=True)
+class Tilted(Weigh):
+    """`p_k exp(t F_k)`, normalised; `p_k` the share of samples."""
+
+    t: float
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("samples", "loss")
+
+    def __call__(self, round: Round, state: State) -> Weighed:
+        loss = round.reports["loss"].double()
+        usual = shares(round.reports["samples"].double())
+        return Weighed(torch.softmax(usual.log() + self.t * loss, 0), figures={"loss": loss})
+
+
+@register(
+    title="Weights tilted towards large losses",
+    reference="Li, Beirami, Sanjabi, Smith, Tilted empirical risk minimization, ICLR 2021",
+)
+def term(t: float = 0.1) -> Method:
+    """`t=0` is FedAvg; the larger `t`, the more the worst client counts."""
+    require(t >= 0, "t", "at least 0", t)
+    return Method(reports=(GlobalLoss(),), weigh=Tilted(t))
