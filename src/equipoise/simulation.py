@@ -25,6 +25,14 @@ from equipoise.types import ClientState, EquipoiseError, EquipoiseWarning, Serve
 
 
 @dataclass(frozen=True)
+class Rejection:
+    """A client's answer that did not count in a round."""
+
+    client: str
+    why: str
+
+
+@dataclass(frozen=True)
 class RoundRecord:
     """What is known after one round. `scores` is empty in rounds that are not evaluated."""
 
@@ -34,6 +42,7 @@ class RoundRecord:
     figures: Mapping[str, tuple[float, ...]]  # what the weights came from, one value a client or one in all
     scores: tuple[Score, ...]
     seconds: float
+    rejected: tuple[Rejection, ...] = ()  # answers that did not count, and why
 
 
 @dataclass(frozen=True, eq=False)
