@@ -90,7 +90,7 @@ def test_group_norm_does_not_mix_samples():
 @pytest.mark.parametrize("model", ["resnet10(width=2)", "resnet12(width=8, norm='group')", "cnn(hidden=6)"])
 def test_runners_agree_on_them(model):
     one, many = (run("fedavg", pictures(), model=model, rounds=1, runner=runner) for runner in ("inline", "vectorised"))
-    torch.testing.assert_close(one.server.theta, many.server.theta, rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close(one.server.theta, many.server.theta, rtol=1e-3, atol=1e-4)
 
 
 def test_double_softmax_is_a_softmax_before_the_loss():

@@ -20,7 +20,7 @@ from torch.func import vmap
 from equipoise import seeds
 from equipoise.roles import Term
 from equipoise.seeds import Integers
-from equipoise.task import Mode, Task
+from equipoise.task import Mode, Task, pixelwise
 from equipoise.training import Training
 from equipoise.types import ClientState, Layout, Local, Outputs, Received, Tensors
 
@@ -55,7 +55,8 @@ def for_each(function: Callable[..., Tree], count: int) -> Callable[..., Tree]:
         return vectorised
 
     def alone(*args: Tree) -> Tree:
-        return tree_map(lambda t: t.unsqueeze(0), function(*pick(args, 0)))
+        # `squeeze`, not `[0]`: its gradient is a view, that of an index a copy into zeros.
+        return tree_map(lambda t: t.unsqueeze(0), function(*tree_map(lambda t: t.squeeze(0), args)))
 
     return alone
 
@@ -361,7 +362,8 @@ def _losses(
     def alone(
         params: Tensors, buffers: Tensors, x: Tensor, y: Tensor, keep: Tensor | None, noise: Tensors, *own: Tree
     ) -> tuple[Tensor, Tensor, Tensors]:
-        out, buffers = task.forward(params, buffers, x, mode, noise)
+        stored, images = tree_map(pixelwise, (params, x)) if count == 1 else (params, x)
+        out, buffers = task.forward(stored, buffers, images, mode, noise)
         return *objective(out, params, x, y, keep, *own), buffers
 
     def together(
