@@ -410,7 +410,7 @@ def _samples(task: Task, index: Integers, draws: Tensor | None) -> tuple[Tensor,
     """Prepared samples and labels of stacked batches; padding repeats the sample at position 0."""
     flat = torch.from_numpy(index.clip(min=0).reshape(-1)).to(task.device)
     data = task.federation
-    x = data.x[flat]
+    x = data.x.index_select(0, flat)  # takes half the time of `data.x[flat]`
     x = data.preparation.evaluation(x) if draws is None else data.preparation.training(x, draws.flatten(0, 1))
     return x.view(*index.shape, *x.shape[1:]), data.y[flat].view(index.shape)
 

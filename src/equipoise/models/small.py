@@ -56,7 +56,8 @@ class MLP(nn.Module):
         names = [*(f"body.{i}" for i in range(0, len(self.body), 2)), "head"]
         layers = {"head": (delta, inputs[-1])}
         for i in range(len(names) - 1, 0, -1):
-            delta = torch.bmm(delta, params[f"{names[i]}.weight"]).mul_(inputs[i] > 0)
+            # what autograd does for ReLU: a mask and a product would take five times as long
+            delta = torch.ops.aten.threshold_backward(torch.bmm(delta, params[f"{names[i]}.weight"]), inputs[i], 0)
             layers[names[i - 1]] = (delta, inputs[i - 1])
         return Factored(loss, layers)
 
