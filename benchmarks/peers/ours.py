@@ -1,7 +1,7 @@
 """Equipoise on the same work, with the runner it chooses by itself."""
 
 import torch
-from work import arguments, data, tell
+from work import Work, arguments, data, tell
 
 from equipoise import Client, Federation, Protocol, Training, parse, run
 from equipoise.runners import choose, cores
@@ -9,23 +9,29 @@ from equipoise.task import Task
 
 MODELS = {"linear": "linear", "mlp": "mlp(hidden=(200, 200))", "cnn": "cnn"}
 
-if __name__ == "__main__":
-    name, work, rounds = arguments()
+
+def federation_of(name: str, work: Work, rounds: int) -> Federation:
+    """The work as a federation, without test data: only training counts here."""
     x, y = data(work)
     places = torch.arange(work.clients * work.samples).view(work.clients, work.samples)
-    federation = Federation(
+    return Federation(
         name,
         x.flatten(0, 1),
         y.flatten(),
         tuple(Client(f"client {k}", places[k]) for k in range(work.clients)),
         tuple("0123456789"),
         Protocol(
-            rounds=rounds + 1,
+            rounds=rounds,
             participation=work.cohort / work.clients,
             training=Training(epochs=work.epochs, batch=work.batch, lr=work.lr),
             model=MODELS[work.model],
         ),
     )
+
+
+if __name__ == "__main__":
+    name, work, rounds = arguments()
+    federation = federation_of(name, work, rounds + 1)
     # The runner is chosen as for a run of many rounds, and fewer are measured.
     method = parse("fedavg")
     chosen = choose("auto", method, Task.build(method, federation), work.cohort, 1000, cores())

@@ -6,10 +6,10 @@ A term never sees a client axis. For one client its function is called directly;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -18,11 +18,12 @@ from torch import Tensor
 from torch.func import vmap
 
 from equipoise import seeds
+from equipoise.models.pixels import pixelwise
 from equipoise.roles import Term
 from equipoise.seeds import Integers
-from equipoise.task import Mode, Task, pixelwise
+from equipoise.task import Mode, Task
 from equipoise.training import Training
-from equipoise.types import ClientState, Layout, Local, Outputs, Received, Tensors
+from equipoise.types import ClientState, Factored, Layout, Local, Outputs, Received, Tensors
 
 Tree = Any  # tensors in nested dicts, tuples and lists; other leaves are left alone
 
@@ -161,7 +162,7 @@ def fit(
     draws = _augmentation(task, ids, planned, seed, purpose, round)
     loss_sums = torch.zeros(len(clients), device=task.device)
 
-    if task.factored is not None and training.plain and not any(_beyond_scale(term) for term in terms):
+    if task.factored is not None and training.plain and not any(_changes_loss(term) for term in terms):
         advance: Steps = FactoredSteps(task, terms, start, mine, values, training)
     else:
         noise = partial(_noise, task, ids, seed, purpose, round)
@@ -203,7 +204,7 @@ Steps = Callable[
 
 class FactoredSteps:
     """Plain SGD for models that give their gradient in factors: it is added to the weights by the same matrix product that
-    computes it, so that it is never stored."""
+    computes it, so that it is never stored (unless a term corrects it)."""
 
     def __init__(
         self, task: Task, terms: Sequence[Term], start: Start, mine: Tree, values: Tensors, training: Training
@@ -217,13 +218,15 @@ class FactoredSteps:
             training,
         )
         self.momenta = {n: torch.zeros_like(v) for n, v in values.items()} if training.momentum else {}
+        self.correcting = any(_overrides(term, "correct") for term in terms)
 
     def __call__(self, step: int, working: int, groups: list[Group]) -> list[Tensor]:
         (group,) = groups  # such models have no batch statistics
         assert self.task.factored is not None
         at = slice(working)
         values, momenta = pick(self.values, at), pick(self.momenta, at)
-        own_params, own_buffers, own, _ = pick(self.mine, at)
+        at_work = pick(self.mine, at)
+        own_params, own_buffers, own, _ = at_work
 
         def scale(losses: Tensor) -> Tensor:
             factor = torch.ones_like(losses)
@@ -233,9 +236,28 @@ class FactoredSteps:
                 )(losses, own_params, own_buffers, own)
             return factor
 
-        gradient = self.task.factored(values, group.x, group.y, group.keep, scale)
+        found = self.task.factored(values, group.x, group.y, group.keep, scale)
+        if self.correcting:
+            gradients = {f"{layer}.weight": torch.bmm(delta.mT, x) for layer, (delta, x) in found.layers.items()}
+            gradients |= {f"{layer}.bias": delta.sum(1) for layer, (delta, _) in found.layers.items()}
+            corrected = _corrected(gradients, values, self.terms, self.start, at_work, working)
+            self._step(values, momenta, cast(Tensors, corrected))
+        else:
+            self._step_in_factors(values, momenta, found)
+        return [found.loss]
+
+    def _step(self, values: Tensors, momenta: Tensors, gradients: Tensors) -> None:
         lr, decay, momentum = self.training.lr, self.training.weight_decay, self.training.momentum
-        for name, (delta, inputs) in gradient.layers.items():
+        for name, gradient in gradients.items():
+            if decay:
+                gradient = gradient.add(values[name], alpha=decay)
+            if momentum:
+                gradient = momenta[name].mul_(momentum).add_(gradient)
+            values[name].sub_(gradient, alpha=lr)
+
+    def _step_in_factors(self, values: Tensors, momenta: Tensors, found: Factored) -> None:
+        lr, decay, momentum = self.training.lr, self.training.weight_decay, self.training.momentum
+        for name, (delta, inputs) in found.layers.items():
             weight, bias = f"{name}.weight", f"{name}.bias"
             if momentum:
                 momenta[weight].baddbmm_(delta.mT, inputs, beta=momentum)
@@ -247,7 +269,6 @@ class FactoredSteps:
             else:
                 values[weight].baddbmm_(delta.mT, inputs, beta=1 - lr * decay, alpha=-lr)
                 values[bias].mul_(1 - lr * decay).sub_(delta.sum(1), alpha=lr)
-        return [gradient.loss]
 
 
 class AutogradSteps:
@@ -304,7 +325,8 @@ class AutogradSteps:
             for name, value in after.items():
                 self.statistics[name][:working][group.rows] = value
             bases.append(base)
-        gradients = _corrected(gradients, self.terms, self.start, at_work, working)
+        values = {name: leaf.detach() for name, leaf in self.leaves.items()}
+        gradients = _corrected(gradients, values, self.terms, self.start, at_work, working)
         if self.training.clip is not None:
             gradients = _clipped(gradients, self.training.clip)
         for name, leaf in self.leaves.items():
@@ -385,8 +407,9 @@ def _overrides(term: Term, hook: str) -> bool:
     return getattr(type(term), hook) is not getattr(Term, hook)
 
 
-def _beyond_scale(term: Term) -> bool:
-    return any(_overrides(term, hook) for hook in ("base", "loss", "correct"))
+def _changes_loss(term: Term) -> bool:
+    """Beyond a factor on the whole."""
+    return any(_overrides(term, hook) for hook in ("base", "loss"))
 
 
 def _scaling(terms: Sequence[Term]) -> list[Term]:
@@ -466,22 +489,32 @@ def _added(total: Tensor | None, gradient: Tensor | None) -> Tensor | None:
 
 
 def _corrected(
-    gradients: dict[str, Tensor | None], terms: Sequence[Term], start: Start, mine: Tree, count: int
+    gradients: Mapping[str, Tensor | None],
+    params: Tensors,
+    terms: Sequence[Term],
+    start: Start,
+    mine: Tree,
+    count: int,
 ) -> dict[str, Tensor | None]:
     correcting = [term for term in terms if _overrides(term, "correct")]
     if not correcting:
-        return gradients
+        return dict(gradients)
 
     def correct(
-        gradients: Tensors, own_params: Tensors, own_buffers: Tensors, own: Tensors, states: ClientState
+        gradients: Tensors,
+        params: Tensors,
+        own_params: Tensors,
+        own_buffers: Tensors,
+        own: Tensors,
+        states: ClientState,
     ) -> Tensors:
         received = start.received(own_params, own_buffers, own)
         for term in correcting:
-            gradients = term.correct(gradients, received, states)
+            gradients = term.correct(gradients, params, received, states)
         return gradients
 
     known = {name: value for name, value in gradients.items() if value is not None}
-    return {**gradients, **for_each(correct, count)(known, *mine)}
+    return {**gradients, **for_each(correct, count)(known, params, *mine)}
 
 
 def _clipped(gradients: dict[str, Tensor | None], limit: float) -> dict[str, Tensor | None]:

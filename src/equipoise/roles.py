@@ -124,8 +124,8 @@ class Term(ClientPart):
         """A factor on the whole local loss, constant for its gradient; `loss` is the batch's mean base loss."""
         return torch.ones_like(loss)
 
-    def correct(self, gradients: Tensors, received: Received, states: ClientState) -> Tensors:
-        """Correct the gradient."""
+    def correct(self, gradients: Tensors, params: Tensors, received: Received, states: ClientState) -> Tensors:
+        """Correct the gradient, after `scale`. A penalty whose gradient is known is quicker here than as a loss."""
         return gradients
 
     def finish(self, trained: Trained) -> Tensors:

@@ -22,6 +22,7 @@ from equipoise.method import Method
 from equipoise.models import Noise, adapt, build_model
 from equipoise.models.adapt import Adapted
 from equipoise.models.noise import hand_in_noise
+from equipoise.models.pixels import pixelwise
 from equipoise.roles import Mark, Wrap
 from equipoise.training import Training
 from equipoise.types import EquipoiseError, Factored, Layout, Outputs, Samples, Server, Setting, Tensors
@@ -127,7 +128,7 @@ class Task:
 
     def _of_the_model(self, function: str) -> Callable[..., Any] | None:
         model = self.modules["train"]
-        return getattr(model, function) if getattr(model, "stacks", False) else None
+        return getattr(model, function, None) if getattr(model, "stacks", False) else None
 
     @property
     def evaluates_in_batches(self) -> bool:
@@ -204,17 +205,6 @@ class Task:
             if self.classes == 2:
                 found.setdefault("margin", []).append(main[:, 1] - main[:, 0])
         return {name: torch.cat(values).cpu() for name, values in found.items()}
-
-
-def pixelwise(tensor: Tensor) -> Tensor:
-    """Images or filters `[n, channels, height, width]` stored pixel by pixel; other tensors as they are.
-
-    Convolutions and pooling then take about two thirds of the time on a CPU. For one model at a time: `vmap` has no such
-    memory format. A tensor with one channel counts as stored either way, and only a copy settles it.
-    """
-    if tensor.dim() != 4 or tensor.device.type != "cpu":
-        return tensor
-    return tensor.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)
 
 
 def _built(model: ModelSource, federation: Federation, seed: int) -> nn.Module:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise.grammar import require
 from equipoise.method import Method, register
-from equipoise.parts.terms import squared_distance
 from equipoise.roles import Mark, Scored, Term, Wrap
 from equipoise.task import PERSONAL_LOGITS
-from equipoise.types import Local, Outputs
+from equipoise.types import ClientState, Local, Outputs, Received, Tensors
 
 
 class Twin(nn.Module):
@@ -27,6 +26,18 @@ class Twin(nn.Module):
     def forward(self, x: Tensor) -> Outputs:
         out: Outputs = self.model(x)
         return out._replace(extra={**out.extra, PERSONAL_LOGITS: self.personal(x).logits})
+
+    @property
+    def stacks(self) -> bool:
+        """Whether both models can be evaluated with stacked weights."""
+        return getattr(self.model, "stacks", False)
+
+    def stacked(self, params: Tensors, x: Tensor) -> Outputs:
+        def of(model: Any, prefix: str) -> Outputs:
+            return model.stacked({n.removeprefix(prefix): v for n, v in params.items() if n.startswith(prefix)}, x)
+
+        out, personal = of(self.model, "model."), of(self.personal, "personal.")
+        return out._replace(extra={PERSONAL_LOGITS: personal.logits})
 
 
 @dataclass(frozen=True)
@@ -56,7 +67,7 @@ class PersonalCopy(Wrap):
 
 @dataclass(frozen=True)
 class PersonalLoss(Term):
-    """The personal model's own cross-entropy and `lam/2 ||v - theta||^2`, `theta` the received global model.
+    """The personal model's own cross-entropy and `lam/2 ||v - theta||^2` by its gradient, `theta` the received global model.
 
     No gradient passes between the two models, so both train side by side on the same batches.
     """
@@ -68,14 +79,14 @@ class PersonalLoss(Term):
         return ("personal copy",)
 
     def loss(self, local: Local) -> Tensor:
-        received = local.received.params
-        centre = {
-            f"personal.{name.removeprefix('model.')}": value
-            for name, value in received.items()
-            if name.startswith("model.")
-        }
-        own = F.cross_entropy(local.out.extra[PERSONAL_LOGITS], local.y, reduction="none")
-        return own + self.lam / 2 * squared_distance(local.params, centre)
+        return F.cross_entropy(local.out.extra[PERSONAL_LOGITS], local.y, reduction="none")
+
+    def correct(self, gradients: Tensors, params: Tensors, received: Received, states: ClientState) -> Tensors:
+        def centre(name: str) -> Tensor:
+            return received.params["model." + name.removeprefix("personal.")]
+
+        own = {name for name in gradients if name.startswith("personal.")}
+        return {n: g + self.lam * (params[n] - centre(n)) if n in own else g for n, g in gradients.items()}
 
 
 @register(

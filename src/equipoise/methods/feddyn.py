@@ -13,12 +13,12 @@ from equipoise.method import Method, register
 from equipoise.parts.terms import Proximal
 from equipoise.parts.weights import Uniform
 from equipoise.roles import Beginning, Step, Term
-from equipoise.types import Local, Round, State, Stepped, Tensors, Trained
+from equipoise.types import ClientState, Received, Round, State, Stepped, Tensors, Trained
 
 
 @dataclass(frozen=True)
 class LinearTerm(Term):
-    """`-<g_k, x>`; after the round `g_k <- g_k - alpha (x - theta)`."""
+    """`-<g_k, x>`, by its gradient; after the round `g_k <- g_k - alpha (x - theta)`."""
 
     alpha: float
 
@@ -26,9 +26,9 @@ class LinearTerm(Term):
         zero = torch.zeros_like(beginning.received.layout.join(beginning.received.params))
         return [{"gradient": zero} for _ in beginning.clients]
 
-    def loss(self, local: Local) -> Tensor:
-        layout = local.received.layout
-        return -(local.states[self.key]["gradient"] @ layout.join(local.params))
+    def correct(self, gradients: Tensors, params: Tensors, received: Received, states: ClientState) -> Tensors:
+        own = received.layout.split(states[self.key]["gradient"])
+        return {name: g - own[name] if name in own else g for name, g in gradients.items()}
 
     def finish(self, trained: Trained) -> Tensors:
         moved = trained.layout.join(trained.params) - trained.layout.join(trained.received.params)

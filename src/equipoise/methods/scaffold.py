@@ -41,7 +41,7 @@ class ControlVariates(Term):
         zero = torch.zeros_like(beginning.received.layout.join(beginning.received.params))
         return [{"control": zero} for _ in beginning.clients]
 
-    def correct(self, gradients: Tensors, received: Received, states: ClientState) -> Tensors:
+    def correct(self, gradients: Tensors, params: Tensors, received: Received, states: ClientState) -> Tensors:
         own = states[self.key]["control"]
         difference = received.layout.split(received.shared.get("control", torch.zeros_like(own)) - own)
         return {name: g + difference[name] if name in difference else g for name, g in gradients.items()}

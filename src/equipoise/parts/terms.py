@@ -4,28 +4,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise.roles import Term
-from equipoise.types import Local, Tensors
-
-
-def squared_distance(params: Tensors, centre: Tensors) -> Tensor:
-    """`||x - centre||^2` over the tensors of the centre."""
-    return torch.stack([(params[name] - value).square().sum() for name, value in centre.items()]).sum()
+from equipoise.types import ClientState, Received, Tensors
 
 
 @dataclass(frozen=True)
 class Proximal(Term):
-    """`mu/2 ||x - theta||^2` over the shared parameters, `theta` the received model."""
+    """`mu/2 ||x - theta||^2` over the shared parameters, `theta` the received model, by its gradient `mu (x - theta)`."""
 
     mu: float
 
-    def loss(self, local: Local) -> Tensor | None:
-        centre = {name: local.received.params[name] for name in local.received.layout.names}
-        return self.mu / 2 * squared_distance(local.params, centre) if self.mu and centre else None
+    def correct(self, gradients: Tensors, params: Tensors, received: Received, states: ClientState) -> Tensors:
+        shared = set(received.layout.names)
+        return {
+            name: g + self.mu * (params[name] - received.params[name]) if name in shared else g
+            for name, g in gradients.items()
+        }
 
 
 def unit(vectors: Tensor) -> Tensor:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, get_args
 
+import torch
+
 from equipoise.method import Method
 from equipoise.runners.in_process import Runner, fitting_at_once, in_process
 from equipoise.runners.processes import Workers, shippable
@@ -59,11 +61,16 @@ def _samples_a_client(task: Task) -> float:
 def opened(name: str, method: Method, task: Task, cohort: int, available: int) -> Iterator[Runner]:
     """The runner of this name, for the time of a run."""
     if name == "processes":
-        stacked = fitting_at_once(task, cohort) if task.factored is not None else 1  # convolutions gain nothing from it
+        stacked = fitting_at_once(task, cohort) if task.stacked is not None else 1  # convolutions gain nothing from it
         workers = Workers(method, task, cohort, available, stacked)
         try:
             yield workers
         finally:
             workers.close()
     else:
-        yield in_process(method, task, 1 if name == "inline" else fitting_at_once(task, cohort))
+        before = torch.get_num_threads()
+        torch.set_num_threads(min(before, available))
+        try:
+            yield in_process(method, task, 1 if name == "inline" else fitting_at_once(task, cohort))
+        finally:
+            torch.set_num_threads(before)
