@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format bench clean
 
 $(BIN)/equipoise: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -30,5 +30,23 @@ format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+PEERS := .venv-peers
+
+# The peers' own dependencies would pull other builds of torch: ours goes in first.
+$(PEERS)/.done:
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install --quiet --upgrade pip
+	$(PEERS)/bin/python -m pip install --quiet "torch>=2.6,<2.14" numpy
+	$(PEERS)/bin/python -m pip install --quiet "flwr[simulation]==1.41.0" "pfl==0.6.0"
+	$(PEERS)/bin/python -m pip install --quiet --no-deps "flgo==0.4.4"
+	$(PEERS)/bin/python -m pip install --quiet pyyaml tqdm matplotlib prettytable toolz ujson
+	@touch $@
+
+bench: $(BIN)/equipoise $(PEERS)/.done
+	$(BIN)/python benchmarks/simulators.py --peers $(PEERS)/bin/python
+	$(BIN)/python benchmarks/methods.py
+	$(BIN)/python benchmarks/server_steps.py
+	$(BIN)/python benchmarks/scaling.py
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(PEERS) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
