@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -334,7 +335,8 @@ def aggregate(
     ids = _checked_ids(clients)
     values = {name: torch.as_tensor(value) for name, value in reports.items()}
     for name, value in values.items():
-        if not bool(torch.isfinite(value).all()):
+        # the extremes first: they need no memory, and a NaN shows in them
+        if value.numel() and not all(map(math.isfinite, (x.item() for x in torch.aminmax(value)))):
             raise EquipoiseError(f"Report `{name}` must be finite. Found {value[~torch.isfinite(value)][0].item()}.")
     if layout is None:
         layout = Layout(("theta",), ((theta.shape[0],),))
