@@ -185,8 +185,12 @@ def _summed(method: Method, replies: Replies) -> Replies:
 
 
 def _scores(desk: Desk, task: Task, server: Server, rounds: int) -> tuple[tuple[Score, ...], list[Rejection]]:
-    """Every present site's figures, on its own test data."""
-    tested = [k for k in desk.connected(range(len(desk.names))) if desk.tests[k]]
+    """The figures of every site that is there, on its own test data. Who was silent a moment ago is not waited for again."""
+    tested = [
+        k
+        for k in desk.connected(range(len(desk.names)))
+        if desk.tests[k] and desk.nodes[desk.names[k]] not in desk.silent
+    ]
     answers, rejected = desk.ask("evaluate", tested, server, task, rounds)
     scores = []
     for k in sorted(answers):
@@ -209,6 +213,7 @@ class Desk:
     about: dict[str, About] = field(default_factory=dict)  # what the sites said of themselves
     nodes: dict[str, int] = field(default_factory=dict)  # site -> node
     refused: set[int] = field(default_factory=set)  # nodes that cannot take part
+    silent: set[int] = field(default_factory=set)  # nodes that did not answer their last message
     counted: dict[int, int] = field(default_factory=dict)
 
     def assembled(self) -> Federation:
@@ -247,16 +252,21 @@ class Desk:
         return stand_in([found[name] for name in self.names], self.plan)
 
     def _greet(self) -> list[Rejection]:
-        """Ask new nodes who they are. Who cannot take part is refused once, and not asked again."""
+        """Ask new nodes who they are. Who cannot take part is refused once, and not asked again.
+
+        Flower counts a node as present for a while after it died. So a site that comes back as a new node takes the place of
+        one that did not answer its last message, but never of one that did.
+        """
         present = set(self.grid.get_node_ids())
         strangers = sorted(present - set(self.nodes.values()) - self.refused)
         answers, silent = self._exchange("query.hello", {node: RecordDict() for node in strangers})
         mistakes = {node: why for node, why in silent.items() if why != SILENT}
+        rivals: dict[int, str] = {}
         for node, content in sorted(answers.items()):
             about = json.loads(str(wire.facts(content)["about"]))
             name = str(about["name"])
-            if self.nodes.get(name) in present:
-                mistakes[node] = f"two nodes call themselves `{name}`. Name each with --node-config 'site=\"...\"'."
+            if self.nodes.get(name) in present - self.silent:
+                rivals[node] = f"two nodes call themselves `{name}`. Name each with --node-config 'site=\"...\"'."
             elif self.names and name not in self.names:
                 mistakes[node] = f"`{name}` is not one of the sites that the run began with."
             elif self.names and about != self.about[name]:
@@ -265,7 +275,7 @@ class Desk:
                 self.nodes[name] = node
                 self.about[name] = about
         self.refused |= set(mistakes)
-        return [Rejection(f"node {node}", why) for node, why in mistakes.items()]
+        return [Rejection(f"node {node}", why) for node, why in (rivals | mistakes).items()]
 
     def present(self, numbers: Iterable[int]) -> tuple[list[int], list[Rejection]]:
         """Which of these sites are connected now, and which are not. Waits for enough, for as long as a round may take."""
@@ -321,6 +331,7 @@ class Desk:
         messages = [Message(content, node, kind, ttl=limit) for node, content in contents.items()]
         answers: dict[int, RecordDict] = {}
         silent = dict.fromkeys(contents, SILENT)
+        spoke: set[int] = set()
         for reply in self.grid.send_and_receive(messages, timeout=limit):
             node = reply.metadata.src_node_id
             if node not in silent:
@@ -331,9 +342,11 @@ class Desk:
             words = reply.content.config_records.get(wire.FACTS, ConfigRecord()).get(wire.ERROR)
             if words is not None:
                 silent[node] = str(words)[: wire.LONGEST]
+                spoke.add(node)
                 continue
             answers[node] = reply.content
             del silent[node]
+        self.silent = self.silent - set(contents) | set(silent) - spoke
         return answers, silent
 
 
