@@ -102,24 +102,24 @@ class Loopback:
         """Start a run, and give what it says, line by line, for so many seconds at most."""
         words = [command("flwr"), "run", str(app), "here", "--stream"]
         process = subprocess.Popen(
-            words, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            words, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip
-        self.running["flwr run"] = process  # type: ignore[assignment]
-        deadline = subprocess.Popen(["sleep", str(seconds)])  # ends the waiting below, whatever the run does
+        self.running["flwr run"] = process
+        end = time.monotonic() + seconds
+        out, rest = process.stdout.fileno(), b""
+        os.set_blocking(out, False)
         try:
-            os.set_blocking(process.stdout.fileno(), False)
-            rest = ""
-            while deadline.poll() is None:
-                rest += process.stdout.read() or ""
-                *lines, rest = rest.split("\n")
-                yield from lines
-                if process.poll() is not None or any("Records:" in line or "Error" in line for line in lines):
+            while time.monotonic() < end:
+                over = process.poll() is not None
+                with contextlib.suppress(BlockingIOError):
+                    rest += os.read(out, 1 << 16)
+                *lines, rest = rest.split(b"\n")
+                yield from (line.decode(errors="replace") for line in lines)
+                if over:
                     return
                 time.sleep(0.1)
         finally:
-            deadline.kill()
-            deadline.wait()
             self.end("flwr run")
 
     def end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:

@@ -17,9 +17,8 @@ import pyarrow.parquet as pq
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
-from loopback import Loopback, command
-
 from equipoise.data import load_federation
+from loopback import Loopback, command
 
 ROUNDS, TIMEOUT = 6, 25
 NAMES = ("north", "east", "south")

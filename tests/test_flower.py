@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[flower]'")
 
-from flwr.app import Array, ArrayRecord, Context, Error, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
 from equipoise import EquipoiseError, EquipoiseWarning, run
 from equipoise.flower import Plan, client_app, federate, wire
@@ -229,10 +229,14 @@ def test_nobody_takes_the_place_of_a_site_that_is_there():
     assert result.rounds[1].clients == (0, 1, 2, 3)
 
 
-def quiet_from(r):
+def failing_in(r):
+    """Every site says that it cannot train in this round."""
+
     def fault(asked, answer):
         said = asked.content.config_records.get(wire.FACTS)
-        return None if asked.metadata.message_type == "train" and said["round"] == r and r >= 0 else answer
+        if asked.metadata.message_type != "train" or said["round"] != r:
+            return answer
+        return Message(RecordDict({wire.FACTS: ConfigRecord({wire.ERROR: "no power"})}), reply_to=asked)
 
     return fault
 
@@ -254,7 +258,7 @@ def test_a_round_with_too_few_answers_is_repeated():
 
 
 def test_a_round_with_too_few_answers_can_be_skipped():
-    result = on_flower("fedavg", blobs(), quiet_from(1), rounds=3, too_few="skip")
+    result = on_flower("fedavg", blobs(), failing_in(1), rounds=3, too_few="skip")
     assert [len(record.clients) for record in result.rounds] == [4, 0, 4]
     assert len(result.rounds[1].rejected) == 4
     one = on_flower("fedavg", blobs(), rounds=1)
@@ -263,11 +267,11 @@ def test_a_round_with_too_few_answers_can_be_skipped():
 
 
 def test_a_run_that_cannot_go_on_stops_with_what_it_has():
-    result = on_flower("fedavg", blobs(), quiet_from(2), rounds=5, patience=2)
+    result = on_flower("fedavg", blobs(), failing_in(2), rounds=5, patience=2)
     assert len(result.rounds) == 2
     assert "stopped after 2 of 5 rounds" in result.warnings[-1]
     with pytest.raises(EquipoiseError, match="stopped after 0 of 5 rounds"):
-        on_flower("fedavg", blobs(), quiet_from(0), rounds=5)
+        on_flower("fedavg", blobs(), failing_in(0), rounds=5)
 
 
 def test_a_run_does_not_begin_without_its_sites():
