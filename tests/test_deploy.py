@@ -35,7 +35,8 @@ def test_an_app_of_a_named_data_set(tmp_path):
     assert not (tmp_path / "My App" / "federated" / "schema.json").exists()
 
 
-def test_flower_builds_the_app(tmp_path, monkeypatch):
+@pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # of a library that Flower uses
+def test_flower_builds_the_app(tmp_path):
     from flwr.cli.build import build_fab_from_disk
 
     write_app(tmp_path / "app", Plan(data="gaussians", sites=3), {"label": "y", "classes": ["a"], "columns": {}})

@@ -15,7 +15,7 @@ from equipoise.flower import Plan
 from equipoise.flower.deploy import write_app
 from loopback import Loopback, node_key
 
-SECONDS = 240  # far more than a run takes; a run that hangs fails
+SECONDS = 600  # far more than a run takes; a run that hangs fails
 NEEDED = [name for name in ("openssl", "ssh-keygen") if shutil.which(name) is None]
 
 

@@ -57,16 +57,17 @@ def init(
         raise EquipoiseError(
             "Say what is learnt from: --data scanners, --data a-file-like-the-sites.csv, or --schema schema.json."
         )
+    example = bool(data) and is_path(data)  # a file like the sites' own: of it the app gets the schema alone
     if sites is None:
-        sites = len(load_federation(data)) if data and not is_path(data) else 3
+        sites = len(load_federation(data)) if data and not example else 3
     given = {
         "method": method, "sites": sites, "seed": seed, "rounds": rounds, "model": model, "lr": lr, "epochs": epochs,
         "round_timeout": round_timeout, "min_sites": min_sites, "too_few": too_few, "protection": protection,
-        "data": "" if is_path(data) else data,
+        "data": "" if example else data,
     }  # fmt: skip
     plan = Plan.from_config({name: value for name, value in given.items() if value is not None})
     agreed = None
-    if is_path(data):
+    if example:
         file = None if schema is None else str(schema)
         agreed = own(data, site="example", label=label, ignore=tuple(split_list(ignore or "")), schema=file).schema
     elif schema is not None:
