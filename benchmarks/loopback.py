@@ -121,6 +121,7 @@ class Loopback:
                 time.sleep(0.1)
         finally:
             self.end("flwr run")
+            process.stdout.close()
 
     def end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
         """End a process and those it started."""

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -19,12 +18,12 @@ SECONDS = 600  # far more than a run takes; a run that hangs fails
 NEEDED = [name for name in ("openssl", "ssh-keygen") if shutil.which(name) is None]
 
 
-def finished(lines):
-    """Where the run's records are."""
-    said = list(lines)
-    places = [line.removeprefix("Records: ").strip() for line in said if line.startswith("Records: ")]
-    assert places, "\n".join(said)
-    return Path(places[0])
+def finished(here, app, runs):
+    """The one run folder that the run left in `runs`."""
+    said = list(here.run(app, SECONDS))
+    places = list(runs.glob("*/manifest.json"))
+    assert len(places) == 1, "\n".join([*said, here.log("superlink")[-3000:]])
+    return places[0].parent
 
 
 def same_as_simulated(place, method, **options):
@@ -49,8 +48,7 @@ def test_a_plain_federation_gives_what_a_simulation_gives(tmp_path):
         here.superlink()
         for k in range(3):
             here.supernode(f"node{k}", f"partition-id={k}")
-        place = finished(here.run(tmp_path / "app", SECONDS))
-    assert place.parent == tmp_path / "runs"
+        place = finished(here, tmp_path / "app", tmp_path / "runs")
     same_as_simulated(place, "qffl(q=1.0)", rounds=1)
 
 
@@ -66,7 +64,7 @@ def test_tls_and_authenticated_nodes(tmp_path):
             if name != "stranger":
                 assert "registered successfully" in here.register(key)
             here.supernode(name, f"partition-id={k}", key)
-        place = finished(here.run(tmp_path / "app", SECONDS))
+        place = finished(here, tmp_path / "app", tmp_path / "runs")
         assert here.running["a"].poll() is None
         assert here.running["stranger"].poll() is not None, here.log("stranger")
     manifest = json.loads((place / "manifest.json").read_text())
