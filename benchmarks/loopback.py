@@ -80,7 +80,7 @@ class Loopback:
         extra = ["--enable-supernode-auth"] if self.authentication else []
         self.start("superlink", "flower-superlink", *safety, *extra, "--host", "127.0.0.1", "--port", str(self.port),
                    "--disable-runtime-dependency-installation")  # fmt: skip
-        for _ in range(600):
+        for _ in range(3000):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
                 return
             time.sleep(0.1)
