@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from equipoise.method import METHODS, ROLES, parse
+from equipoise.privacy import table
 
 START, END = "<!-- from the code -->", "<!-- end -->"
 FOLDER = Path(__file__).parent / "methods"
@@ -42,6 +43,18 @@ def generated(name: str) -> str:
 
 def _cell(text: str) -> str:
     return text.replace("|", "\\|")
+
+
+def update_privacy() -> None:
+    """Write the table of what methods reveal."""
+    page = FOLDER.parent / "privacy.md"
+    before, _, rest = page.read_text().partition(START)
+    page.write_text(before + privacy_table() + rest.partition(END)[2])
+
+
+def privacy_table() -> str:
+    """What each method reveals of a site, as the code has it."""
+    return f"{START}\n\n{table()}\n\n{END}"
 
 
 def update(name: str) -> None:
@@ -89,3 +102,4 @@ if __name__ == "__main__":
     for method_name in METHODS:
         update(method_name)
     index()
+    update_privacy()

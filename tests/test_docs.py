@@ -90,6 +90,8 @@ def test_commands_name_real_methods_and_options():
                 if words[:1] != ["equipoise"]:
                     continue
                 command = commands[words[1]]
+                if hasattr(command, "commands"):  # a group, such as `deploy`
+                    command = command.commands[words[2]]
                 options = {name for parameter in command.params for name in parameter.opts}
                 assert {word for word in words if word.startswith("--")} <= options, line
                 for text in re.findall(r'--method "([^"]+)"', line):
@@ -108,6 +110,12 @@ def test_the_pages_of_methods_agree_with_the_code():
         assert generated(name) in page_of(name).read_text(), (
             f"run `python docs/make_pages.py`: {name}.md is out of date"
         )
+
+
+def test_the_table_of_what_methods_reveal_agrees_with_the_code():
+    from make_pages import privacy_table
+
+    assert privacy_table() in (ROOT / "docs" / "privacy.md").read_text(), "run `python docs/make_pages.py`"
 
 
 WITHOUT_PICTURE = {"fedavg", "fedsgd", "f2dc", "f2dc_modules", "local_only", "centralised"}

@@ -20,6 +20,7 @@ from rich.table import Table
 
 from equipoise.comparison import Comparison, best_for_the_worst, in_words, tabulate
 from equipoise.data import DATASETS, Federation, load_federation
+from equipoise.deploying import app as deploying
 from equipoise.experiment import Failure, Job, Outcome, execute, execute_all, jobs, worst_and_average
 from equipoise.experiment import Progress as Step
 from equipoise.grammar import fitted, split_list
@@ -41,6 +42,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
+app.add_typer(deploying, name="deploy")
 screen = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 

@@ -45,6 +45,12 @@ def scored_model(method: Method, task: Task) -> str:
     return f"{name}, {iterate[-1]}" if iterate else name
 
 
+def kept_at_home(method: Method, task: Task) -> list[Scored]:
+    """The models that a client can score by itself, without what others keep; none if the method scores another one."""
+    main, *others = _models(method, task)
+    return [model for model in (main, *others) if model in ("own", "global")] if main in ("own", "global") else []
+
+
 def evaluate(
     method: Method,
     task: Task,
@@ -52,9 +58,13 @@ def evaluate(
     states: Mapping[int, ClientState],
     federation: Federation,
     splits: Sequence[Split] = ("test",),
+    models: Sequence[Scored] | None = None,
 ) -> list[Score]:
-    """Scores of every client that has samples in a split. Clients that share a test set share the work."""
-    main, *others = _models(method, task)
+    """Scores of every client that has samples in a split. Clients that share a test set share the work.
+
+    `models` are those to score, by default all that exist.
+    """
+    main, *others = models or _models(method, task)
     theta = server.theta if server.evaluated is None else server.evaluated
     variants = [(main, theta, ""), *((model, theta, f" of the {WORDS[model]} model") for model in others)]
     if server.evaluated is not None:

@@ -19,7 +19,7 @@ from equipoise.data.files import class_names
 from equipoise.data.images import Images
 from equipoise.data.partitions import by_id, three_ways
 from equipoise.data.partitions import partition as dealt
-from equipoise.data.pieces import Piece, find_pieces
+from equipoise.data.pieces import Piece, find_pieces, site_pieces
 from equipoise.data.tables import Rows, Schema, as_text, encoded, infer_schema
 from equipoise.grammar import did_you_mean, list_of, require
 from equipoise.training import Training
@@ -55,16 +55,18 @@ def own(
     schema: str | None = None,
     skip_bad: bool = False,
     seed: int = 0,
+    site: str | None = None,
 ) -> Federation:
     """Your own data: image folders, tables with a label column, or a data set of the Hugging Face hub.
 
     `label`, `client` and `domain` name columns (those of the same name, if nothing is said), `ignore` columns to leave out.
     `partition` deals out rows that belong to nobody, for example `dirichlet(clients=10, alpha=0.5)`. `schema` is a file that
-    an earlier run wrote. `skip_bad` leaves out images that cannot be read, and says which.
+    an earlier run wrote. `skip_bad` leaves out images that cannot be read, and says which. With `site` the path is what one
+    client of this name holds, and nothing else.
     """
     require(image_size is None or image_size >= 1, "image_size", "at least 1", image_size)
     notes: list[str] = []
-    pieces = find_pieces(path, notes)
+    pieces = find_pieces(path, notes) if site is None else site_pieces(path, site, notes)
     fixed = Schema.read(Path(schema)) if schema else None
     target = label or (fixed.label if fixed else "label")
     y, classes = _labels(pieces, target, fixed)
@@ -144,7 +146,7 @@ def _labels(pieces: Sequence[Piece], label: str, fixed: Schema | None) -> tuple[
     unknown = sorted(set(texts) - set(classes))
     if unknown:
         raise EquipoiseError(f"Label {unknown[0]!r} is not one of the classes: {list_of(list(classes), 12)}.")
-    if len(set(texts)) < 2:
+    if len(set(texts)) < 2 and not fixed:  # with a schema these may be the rows of one site among others
         raise EquipoiseError(f"Every row has the label {texts[0]!r}: there is nothing to learn.")
     if len(classes) > MOST_CLASSES:
         raise EquipoiseError(
@@ -183,10 +185,10 @@ def _held(pieces: Sequence[Piece], column: str, path: str) -> list[Holding]:
             raise EquipoiseError(f"Row {names.index(None)} of {piece.where} has no client in column `{column}`.")
         for name, rows in by_id([as_text(value) for value in names]).items():
             found.append(Holding(name, piece, rows, start + rows))
-    return sorted(found, key=lambda holding: _by_number(holding.client))
+    return sorted(found, key=lambda holding: by_number(holding.client))
 
 
-def _by_number(name: str) -> list[tuple[int, str]]:
+def by_number(name: str) -> list[tuple[int, str]]:
     """A key that puts `site 10` behind `site 2`."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 

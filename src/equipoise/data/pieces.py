@@ -62,6 +62,18 @@ def find_pieces(path: str, notes: list[str]) -> list[Piece]:
     return pieces
 
 
+def site_pieces(path: str, site: str, notes: list[str]) -> list[Piece]:
+    """What one client holds, in a folder or table of its own."""
+    root = Path(path).expanduser()
+    if not root.exists():
+        raise EquipoiseError(f"There is no file or folder `{path}` at site `{site}`.")
+    ignored: list[str] = []
+    pieces = [_table(root, site, None)] if root.is_file() else _client_folder(root, ignored, site)
+    if ignored:
+        notes.append(f"Ignored at `{site}`, because they are neither images nor tables, or empty: {list_of(ignored)}.")
+    return pieces
+
+
 def _from_hub(name: str) -> Path:
     """A data set of the Hugging Face hub, downloaded once."""
     place = downloads() / "hub" / re.sub(r"[/:]", "--", name)
@@ -85,21 +97,20 @@ def _split_of(name: str) -> Split | None:
     return SPLITS.get(re.split(r"[-_.]", name.lower())[0])
 
 
-def _client_folder(folder: Path, ignored: list[str]) -> list[Piece]:
-    """What one client holds: tables, image folders by class, or one of these for each split."""
+def _client_folder(folder: Path, ignored: list[str], client: str | None = None) -> list[Piece]:
+    """What one client holds: tables, image folders by class, or one of these for each split. The folder names the client."""
+    name = client or folder.name
     tables, folders = _inside(folder, ignored)
     if tables:
-        return _tables(tables, folder.name)
+        return _tables(tables, name)
     if folders and all(_split_of(inner.name) for inner in folders):
         pieces = []
         for inner in folders:
             tables, classes = _inside(inner, ignored)
             split = _split_of(inner.name)
-            pieces += [_table(t, folder.name, split) for t in tables] or _image_folders(
-                inner, classes, folder.name, split, ignored
-            )
+            pieces += [_table(t, name, split) for t in tables] or _image_folders(inner, classes, name, split, ignored)
         return pieces
-    return _image_folders(folder, folders, folder.name, None, ignored)
+    return _image_folders(folder, folders, name, None, ignored)
 
 
 def _tables(paths: Sequence[Path], client: str | None) -> list[Piece]:

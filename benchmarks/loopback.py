@@ -1,0 +1,146 @@
+"""A SuperLink and SuperNodes as processes on this machine, for tests and examples. All are ended by their ids."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+SETTINGS = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def command(name: str) -> str:
+    """A command of the environment that runs this."""
+    return str(Path(sys.executable).with_name(name))
+
+
+def certificates(folder: Path) -> None:
+    """A certificate authority of our own (`ca.pem`), and a certificate for this machine (`server.pem`, `server.key`)."""
+
+    def openssl(*words: str) -> None:
+        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
+
+    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.pem", "-days", "30",
+            "-subj", "/CN=federation CA")  # fmt: skip
+    openssl(
+        "req", "-newkey", "rsa:2048", "-nodes", "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=localhost"
+    )
+    (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+    openssl("x509", "-req", "-in", "server.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "30",
+            "-extfile", "names", "-out", "server.pem")  # fmt: skip
+
+
+def node_key(path: Path) -> None:
+    """A key pair of a SuperNode: `path`, and `path.pub`."""
+    subprocess.run(
+        ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", path.name, "-f", str(path)], check=True
+    )
+
+
+class Loopback:
+    """Processes of one federation. Everything they write is below `folder`."""
+
+    def __init__(self, folder: Path, tls: bool = False, authentication: bool = False) -> None:
+        self.folder, self.tls, self.authentication = folder, tls, authentication
+        self.port = free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        home = folder / "home"
+        home.mkdir(parents=True)
+        if tls:
+            certificates(folder)
+        trust = f'root-certificates = "{folder / "ca.pem"}"' if tls else "insecure = true"
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "{self.address}"\n{trust}\n'
+        )
+        self.environment = {**os.environ, **SETTINGS, "FLWR_HOME": str(home)}
+
+    def start(self, name: str, *words: str) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.running[name] = subprocess.Popen(
+                [command(words[0]), *words[1:]], cwd=self.folder, env=self.environment, stdout=log, stderr=log,
+                start_new_session=True,
+            )  # fmt: skip
+
+    def superlink(self) -> None:
+        files = ["--ssl-ca-certfile", "ca.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
+        safety = files if self.tls else ["--insecure"]
+        extra = ["--enable-supernode-auth"] if self.authentication else []
+        self.start("superlink", "flower-superlink", *safety, *extra, "--host", "127.0.0.1", "--port", str(self.port),
+                   "--disable-runtime-dependency-installation")  # fmt: skip
+        for _ in range(3000):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
+                return
+            time.sleep(0.1)
+        raise RuntimeError(f"The SuperLink did not start: {self.log('superlink')}")
+
+    def supernode(self, name: str, config: str, key: Path | None = None) -> None:
+        safety = ["--root-certificates", "ca.pem"] if self.tls else ["--insecure"]
+        extra = ["--auth-supernode-private-key", str(key)] if key else []
+        self.start(name, "flower-supernode", *safety, *extra, "--superlink", self.address, "--port", str(free_port()),
+                   "--node-config", config)  # fmt: skip
+
+    def register(self, key: Path) -> str:
+        """Let the SuperLink know the public key of a node."""
+        words = [command("flwr"), "supernode", "register", f"{key}.pub", "here"]
+        done = subprocess.run(words, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=60)
+        return done.stdout + done.stderr
+
+    def run(self, app: Path, seconds: float) -> Iterator[str]:
+        """Start a run, and give what it says, line by line, for so many seconds at most."""
+        words = [command("flwr"), "run", str(app), "here", "--stream"]
+        process = subprocess.Popen(
+            words, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+        self.running["flwr run"] = process
+        end = time.monotonic() + seconds
+        out, rest = process.stdout.fileno(), b""
+        os.set_blocking(out, False)
+        try:
+            while time.monotonic() < end:
+                over = process.poll() is not None
+                with contextlib.suppress(BlockingIOError):
+                    rest += os.read(out, 1 << 16)
+                *lines, rest = rest.split(b"\n")
+                yield from (line.decode(errors="replace") for line in lines)
+                if over:
+                    return
+                time.sleep(0.1)
+        finally:
+            self.end("flwr run")
+            process.stdout.close()
+
+    def end(self, name: str, how: signal.Signals = signal.SIGTERM) -> None:
+        """End a process and those it started."""
+        process = self.running.pop(name)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, how)
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def log(self, name: str) -> str:
+        return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    def __enter__(self) -> Loopback:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in reversed(list(self.running)):
+            self.end(name)

@@ -1,0 +1,109 @@
+"""What the server and the sites of a federation agree on: all of it stands in the app's `pyproject.toml`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, get_type_hints
+
+from equipoise.data.catalogue import is_path
+from equipoise.evaluation import kept_at_home
+from equipoise.grammar import did_you_mean, fitted, require
+from equipoise.method import Method, parse
+from equipoise.privacy import Protection, refuse_unprotected
+from equipoise.task import BufferPolicy, ModelSource, Task
+from equipoise.training import Training
+from equipoise.types import EquipoiseError
+
+TRAINING = tuple(one.name for one in fields(Training))  # a run's configuration may hold any of these
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One federated run. What is not given comes from the protocol of the sites' data.
+
+    `sites` answer before the run begins. A round waits `round_timeout` seconds for answers and counts with at least
+    `min_sites` of them (by default half of those asked). With fewer it is repeated, or skipped, as `too_few` says; after
+    `patience` such rounds on end the run stops.
+    """
+
+    method: Method | str = "fedavg"
+    data: str = ""  # a data set, of which each site takes a part to try things out; empty: sites bring their own
+    sites: int = 2
+    rounds: int | None = None
+    seed: int = 0
+    participation: float | None = None
+    model: ModelSource | None = None
+    training: Mapping[str, object] = field(default_factory=dict)  # what differs from the protocol, by name
+    buffers: BufferPolicy = "average"
+    eval_every: int = 1
+    min_sites: int | None = None
+    round_timeout: float = 600.0
+    start_timeout: float = 600.0
+    too_few: Literal["repeat", "skip"] = "repeat"
+    patience: int = 3
+    protection: Protection = "none"  # refuse methods that do not work under it
+    out: str = "runs"
+
+    def __post_init__(self) -> None:
+        require(self.sites >= 1, "sites", "at least 1", self.sites)
+        require(
+            self.min_sites is None or 1 <= self.min_sites <= self.sites,
+            "min_sites",
+            f"from 1 to {self.sites}",
+            self.min_sites,
+        )
+        require(self.round_timeout > 0, "round_timeout", "above 0", self.round_timeout)
+        require(self.start_timeout > 0, "start_timeout", "above 0", self.start_timeout)
+        require(self.patience >= 1, "patience", "at least 1", self.patience)
+        require(self.eval_every >= 1, "eval_every", "at least 1", self.eval_every)
+        refuse_unprotected(self.chosen, self.protection)
+        if self.chosen.pooled:
+            raise EquipoiseError(
+                f"`{self.chosen}` trains on all data in one place, and here no data leaves its site. Run it as a "
+                f"simulation: equipoise run ... --method {self.chosen}."
+            )
+
+    @property
+    def chosen(self) -> Method:
+        """The method, with the parameters that suit the data set."""
+        method = parse(self.method) if isinstance(self.method, str) else self.method
+        return method if not self.data or is_path(self.data) else method.for_data(self.data.split("(")[0])
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, object]) -> Plan:
+        """The plan in a Flower app's configuration; settings of the local training stand beside the others.
+
+        >>> Plan.from_config({"method": "fedprox", "sites": 3, "lr": 0.1}).training
+        {'lr': 0.1}
+        """
+        hints = get_type_hints(cls)
+        training = get_type_hints(Training)
+        given: dict[str, Any] = {}
+        changed: dict[str, object] = {}
+        for key, value in config.items():
+            name = key.replace("-", "_")
+            if name in TRAINING:
+                changed[name] = None if value == "full" else fitted(value, training[name], f"Setting `{key}`")
+            elif name in ("model", "method"):
+                given[name] = fitted(value, str, f"Setting `{key}`") or None
+            elif name in hints and name != "training":
+                given[name] = fitted(value, hints[name], f"Setting `{key}`")
+            else:
+                known = [known.replace("_", "-") for known in (*hints, *TRAINING) if known != "training"]
+                raise EquipoiseError(
+                    f"Unknown setting `{key}`.{did_you_mean(key, known)} There are: {', '.join(known)}."
+                )
+        return cls(**given, training=changed)
+
+    def trained_as(self, protocol: Training) -> Training:
+        """The protocol's local training with what this plan changes."""
+        return replace(protocol, **self.training)  # type: ignore[arg-type]
+
+    def refuse_averaged_models(self, task: Task) -> None:
+        """Only models that a site can put together by itself can be scored."""
+        if not kept_at_home(self.chosen, task):
+            raise EquipoiseError(
+                f"`{self.chosen}` scores a model averaged over tensors that never leave their sites. Let it score the "
+                "sites' own models, or run it as a simulation."
+            )

@@ -1,0 +1,198 @@
+"""A site's half: Flower calls it with a message, it answers with what `client_round` gave, and its state stays at home."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from equipoise.data import Client, Federation, load_federation
+from equipoise.data.own import own
+from equipoise.evaluation import evaluate, kept_at_home
+from equipoise.flower import wire
+from equipoise.flower.plan import Plan
+from equipoise.roles import Phase
+from equipoise.round import broadcast_of, client_round
+from equipoise.states import flat, nested
+from equipoise.task import Task
+from equipoise.types import ClientState, EquipoiseError
+
+BEFORE, AFTER, DONE = "equipoise before", "equipoise after", "equipoise done"  # records in `context.state`
+Records = dict[str, ArrayRecord | ConfigRecord | MetricRecord]
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """One site: its data, in a pool that may hold more, and its number in a data set that is dealt out."""
+
+    federation: Federation
+    client: Client
+    number: int = -1  # the server gives one
+
+
+Answer = Callable[[Plan, Site, Message, Context], Records]
+
+
+def client_app(
+    plan: Plan | None = None, *, data: Federation | None = None, schema: str | Path | None = None
+) -> ClientApp:
+    """Flower's app of a site.
+
+    Without a plan the run's configuration is one. Without data the node's configuration says where they are: `site="north"
+    data="/data/north.csv"`, or `partition-id=0` for a part of the plan's data set. `schema` is the file of classes and columns
+    that all sites agreed on.
+    """
+    app = ClientApp()
+
+    def answering(answer: Answer) -> Callable[[Message, Context], Message]:
+        def handle(message: Message, context: Context) -> Message:
+            try:
+                agreed = plan or Plan.from_config(context.run_config)
+                content = RecordDict(answer(agreed, _site(agreed, data, schema, context), message, context))
+            except Exception as error:  # whatever it is, the server must hear of it
+                content = RecordDict({wire.FACTS: ConfigRecord({wire.ERROR: wire.mistake(error)})})
+            return Message(content, reply_to=message)
+
+        return handle
+
+    app.query("hello")(answering(_hello))
+    app.train("probe")(answering(functools.partial(_take_part, "probe")))
+    app.train()(answering(functools.partial(_take_part, "train")))
+    app.evaluate()(answering(_score))
+    return app
+
+
+# --------------------------------------------------------------------------- whose data
+def _site(plan: Plan, data: Federation | None, schema: str | Path | None, context: Context) -> Site:
+    node = context.node_config
+    if "data" in node:
+        name = str(node.get("site", context.node_id))
+        path, agreed = str(node["data"]), node.get("schema", schema)
+        size, label, ignore = node.get("image-size"), node.get("label"), str(node.get("ignore", ""))
+        options = (None if size is None else int(size), None if label is None else str(label), ignore)
+        federation = _own(path, name, None if agreed is None else str(agreed), *options)
+        return Site(_ready(plan, federation), _ready(plan, federation).clients[0])
+    if data is None and not plan.data:
+        raise EquipoiseError('This site has no data. Start its SuperNode with --node-config \'site="..." data="..."\'.')
+    if "partition-id" not in node:
+        raise EquipoiseError(
+            "Which part of the data is this site's? Start its SuperNode with --node-config 'partition-id=0'."
+        )
+    federation = _ready(plan, data or _named(plan.data))
+    number = int(node["partition-id"])
+    if not 0 <= number < len(federation):
+        raise EquipoiseError(f"partition-id must lie in 0 .. {len(federation) - 1}. Found {number}.")
+    return Site(federation, federation.clients[number], number)
+
+
+@functools.lru_cache(maxsize=1)  # one process may serve many messages
+def _named(text: str) -> Federation:
+    return load_federation(text)
+
+
+@functools.lru_cache(maxsize=4)
+def _own(path: str, name: str, schema: str | None, size: int | None, label: str | None, ignore: str) -> Federation:
+    left_out = tuple(column.strip() for column in ignore.split(",") if column.strip())
+    return own(path, site=name, schema=schema, image_size=size, label=label, ignore=left_out)
+
+
+def _ready(plan: Plan, federation: Federation) -> Federation:
+    return federation.with_validation() if plan.chosen.validates else federation
+
+
+def _seated(site: Site, number: int, sites: int) -> Federation:
+    """The site's data as seen from its seat among the others, whose data are elsewhere: its number is where its randomness
+    comes from."""
+    others = replace(site.client, train=site.client.train[:1], test=site.client.test[:0], joins=0)
+    seats = tuple(replace(others, name=f"seat {k}") if k != number else site.client for k in range(sites))
+    return replace(site.federation, clients=seats)
+
+
+def _task(plan: Plan, site: Site, message: Message) -> tuple[Task, Federation, int]:
+    said = wire.facts(message.content)
+    number, sites = int(str(said["number"])), int(str(said["sites"]))
+    federation = _seated(site, number, sites)
+    training = plan.trained_as(federation.protocol.training)
+    task = Task.build(
+        plan.chosen, federation, model=plan.model, training=training, buffers=plan.buffers, seed=plan.seed
+    )
+    return task, federation, number
+
+
+# --------------------------------------------------------------------------- answers
+def _hello(plan: Plan, site: Site, message: Message, context: Context) -> Records:
+    """Who this site is, and what its data look like. No sample, and no figure about one, is in it."""
+    client, data = site.client, site.federation
+    about = {
+        "name": client.name,
+        "domain": client.domain,
+        "number": site.number,
+        "joins": client.joins,
+        "train": len(client.train),
+        "test": len(client.test),
+        "classes": list(data.classes),
+        "shape": list(data.input_shape),
+        "model": data.protocol.model,
+        "rounds": data.protocol.rounds,
+        "participation": data.protocol.participation,
+        "protocol": data.protocol.name,
+        "training": asdict(plan.trained_as(data.protocol.training)),
+        "data": data.name if plan.data else "own data",
+        "notes": list(data.notes),
+        "schema": data.schema,
+    }
+    return {wire.FACTS: ConfigRecord({"about": json.dumps(about)})}
+
+
+def _take_part(phase: Phase, plan: Plan, site: Site, message: Message, context: Context) -> Records:
+    """Train, or report on the received model. A site that takes part for the first time begins here."""
+    task, _, number = _task(plan, site, message)
+    said = wire.facts(message.content)
+    server = wire.received(message.content, task.layout, number)
+    broadcast = broadcast_of(server, int(str(said["rounds"])))
+    state = _kept(context, int(str(said["counted"])))
+    if state is None:
+        state = client_round(plan.chosen, task, [number], broadcast, {}, plan.seed, "start")[1][number]
+    replies, kept = client_round(plan.chosen, task, [number], broadcast, {number: state}, plan.seed, phase)
+    if phase == "probe":
+        _keep(context, state, state, -1)
+    else:
+        _keep(context, state, kept[number], server.memory.round)
+    facts = ConfigRecord({"name": site.client.name, "round": server.memory.round})
+    return {wire.FACTS: facts, **wire.packed_reply(replies, task.layout)}
+
+
+def _score(plan: Plan, site: Site, message: Message, context: Context) -> Records:
+    """The site's figures of the received model, on its own test data."""
+    task, federation, number = _task(plan, site, message)
+    server = wire.received(message.content, task.layout, number)
+    state = _kept(context, int(str(wire.facts(message.content)["counted"])))
+    states = {} if state is None else {number: state}
+    models = kept_at_home(plan.chosen, task)
+    scores = evaluate(plan.chosen, task, server, states, federation, models=models)
+    facts = ConfigRecord({"name": site.client.name, "round": server.memory.round, "samples": len(site.client.test)})
+    return {wire.FACTS: facts, "scores": MetricRecord({score.metric: score.value for score in scores})}
+
+
+# --------------------------------------------------------------------------- what stays at home
+def _kept(context: Context, counted: int) -> ClientState | None:
+    """The site's state after the last of its rounds that counted; None for a site that has not begun.
+
+    A site trains, and only then the server finds that it answered too late: such a round must leave no trace. So the state
+    before the last round is kept beside the one after it.
+    """
+    if DONE not in context.state:
+        return None
+    done = int(str(context.state.config_records[DONE]["round"]))
+    return nested(wire.tensors(context.state, AFTER if done == counted else BEFORE))
+
+
+def _keep(context: Context, before: ClientState, after: ClientState, done: int) -> None:
+    context.state[BEFORE] = wire.arrays(flat(before))
+    context.state[AFTER] = wire.arrays(flat(after))
+    context.state[DONE] = ConfigRecord({"round": done})

@@ -1,0 +1,97 @@
+"""What each method lets the server see of a site, and what that means for secure aggregation and differential privacy.
+
+Everything here is read off the method's parts, so that a new method stands in the table by itself.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, get_args
+
+from equipoise.grammar import did_you_mean
+from equipoise.method import METHODS, Method
+from equipoise.parts.merges import WeightedSum
+from equipoise.roles import Weigh
+from equipoise.types import REPORTS, EquipoiseError
+
+Protection = Literal["none", "secure-aggregation", "differential-privacy"]
+
+
+class Revealed(NamedTuple):
+    """What the server sees of one site in a round."""
+
+    update: Literal["only in a weighted sum", "each"]  # whether it needs single updates
+    reports: tuple[str, ...]  # values of this site alone, names of `REPORTS`
+    kept: tuple[str, ...]  # parts whose memory holds something for each site between rounds
+
+
+def revealed(method: Method) -> Revealed:
+    """What the method needs to see of each site.
+
+    >>> from equipoise import parse
+    >>> revealed(parse("fedavg"))
+    Revealed(update='only in a weighted sum', reports=('samples',), kept=())
+    >>> revealed(parse("qffl")).update
+    'each'
+    """
+    names = tuple(dict.fromkeys(name for report in method.reports for name in report.gives if name in REPORTS))
+    kept = tuple(part.key for part in method.parts if part.keeps_updates)
+    return Revealed("only in a weighted sum" if method.streams else "each", names, kept)
+
+
+def reason_against(method: Method, protection: Protection) -> str | None:
+    """Why a method does not work under a protection; None if it does.
+
+    Secure aggregation shows the server only `sum(w * update)` and `sum(w)`, with a weight `w` that each site chooses from what
+    it knows. So the method must need nothing but that sum, and the weight must follow from the site's own reports. The sample
+    count hides in the sum; any other report would be sent in the clear. Differential privacy of the sum asks the same, and a
+    bound on what one site adds to it, which a tensor outside of the sum does not have.
+    """
+    if protection == "none":
+        return None
+    if method.pooled:
+        return "it trains on all data in one place"
+    if method.shape:
+        return f"`{method.shape[0].key}` edits single updates before they are summed"
+    if not isinstance(method.merge, WeightedSum):
+        return f"`{method.merge.key}` merges single updates otherwise than by a weighted sum"
+    if type(method.weigh).raw is Weigh.raw:
+        return f"`{method.weigh.key}` finds the weights at the server, from each site's reports or updates"
+    step = next((step for step in method.step if not step.streams), None)
+    if step is not None:
+        return f"`{step.key}` looks at single updates"
+    extra = [name for name in revealed(method).reports if name != "samples"]
+    if extra:
+        return f"sites report {', '.join(f'`{name}`' for name in extra)} each by itself, outside of the sum"
+    return None
+
+
+def refuse_unprotected(method: Method, protection: Protection) -> None:
+    """Refuse a method that does not work under a protection, and say why."""
+    if protection not in get_args(Protection):
+        raise EquipoiseError(
+            f"Protection must be one of {', '.join(get_args(Protection))}. Found {protection!r}."
+            + did_you_mean(str(protection), get_args(Protection))
+        )
+    why = reason_against(method, protection)
+    if why:
+        able = [name for name, entry in METHODS.items() if reason_against(entry.function(), protection) is None]
+        raise EquipoiseError(
+            f"`{method}` does not work under {protection.replace('-', ' ')}: {why}. Methods that do: {', '.join(able)}."
+        )
+
+
+def table() -> str:
+    """The table of all methods, in Markdown."""
+    lines = [
+        "| method | the update | reported by each site | remembered of each site | secure aggregation, differential privacy |"
+    ]
+    lines.append("|---|---|---|---|---|")
+    for name, entry in METHODS.items():
+        method = entry.function()
+        found = revealed(method)
+        why = reason_against(method, "secure-aggregation")
+        verdict = "yes" if why is None else f"no: {why}"
+        update = "all data" if method.pooled else found.update
+        cells = (f"`{name}`", update, ", ".join(found.reports), ", ".join(found.kept) or "-", verdict)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
