@@ -35,6 +35,7 @@ from equipoise.task import ModelSource, Task
 from equipoise.types import Server, Setting
 
 SIZES = (23, 14, 9, 31)
+LIES = 40  # rounds with a liar
 
 
 def federation(clients: int, seed: int = 0, hard: int | None = None, width: int = 6) -> Federation:
@@ -206,7 +207,7 @@ class Lie:
 
 
 def lied(
-    method: str, lie: Lie | None, guard: Guard | None, *, clients: int = 10, rounds: int = 15, hard: int | None = None
+    method: str, lie: Lie | None, guard: Guard | None, *, clients: int = 10, rounds: int = LIES, hard: int | None = 0
 ) -> tuple[list[dict[int, float]], dict[str, float]]:
     """Shares of the weights in every round, and the final accuracies."""
     import equipoise.simulation as module
@@ -243,10 +244,10 @@ def _mean_without(values: dict[str, float], liars: Sequence[int]) -> float:
 
 
 def liars() -> list[Row]:
-    """What lying gains, with and without the guard."""
+    """What lying gains, with and without the guard. The first liar's classes lie elsewhere: trusting it harms the others."""
     rows = []
     guard = guards.DEPLOYED
-    honest = _mean_without(lied("qffl(q=5)", None, None)[1], [0])
+    honest = {g: lied("qffl(q=5)", None, g)[1] for g in (None, guard)}
     for name, lie, who in (
         ("one of ten reports 100 times its loss", Lie(lambda _: 100.0), [0]),
         ("its report grows 5 % a round", Lie(lambda r: 1.05**r), [0]),
@@ -255,10 +256,10 @@ def liars() -> list[Row]:
         open_, guarded = lied("qffl(q=5)", lie, None), lied("qffl(q=5)", lie, guard)
         rows.append(
             Row(
-                f"liar, qffl(q=5): {name}", 15,
+                f"liar, qffl(q=5): {name}", LIES,
                 f"largest share {_largest(open_[0], who):.3f} unguarded, {_largest(guarded[0], who):.3f} guarded; honest "
-                f"clients {_mean_without(open_[1], who):.1f} % unguarded, {_mean_without(guarded[1], who):.1f} % guarded, "
-                f"{honest:.1f} % when nobody lies",
+                f"clients {_mean_without(open_[1], who):.1f} % unguarded, {_mean_without(guarded[1], who):.1f} % guarded; "
+                f"when nobody lies {_mean_without(honest[None], who):.1f} % and {_mean_without(honest[guard], who):.1f} %",
             )
         )  # fmt: skip
     for method in ("afl(gamma=0.1)", "term(t=1.0)", "fedfe(q=5)", "eagle(apply='server', lam=2.0, lstar_epochs=5)"):
@@ -267,7 +268,7 @@ def liars() -> list[Row]:
         open_, guarded = lied(method, lie, None), lied(method, lie, guard)
         rows.append(
             Row(
-                f"liar, {method}: 100 times its {report}", 15,
+                f"liar, {method}: 100 times its {report}", LIES,
                 f"largest share {_largest(open_[0], [0]):.3f} unguarded, {_largest(guarded[0], [0]):.3f} guarded",
             )
         )  # fmt: skip
@@ -278,7 +279,7 @@ def liars() -> list[Row]:
         open_, guarded = (lied("eagle(lam=2.0, lstar_epochs=5)", lie, g) for g in (None, guard))
         rows.append(
             Row(
-                f"liar, eagle(lam=2): {name}", 15,
+                f"liar, eagle(lam=2): {name}", LIES,
                 f"share of EAGLE's weights {open_[0][-1][0]:.3f} unguarded, {guarded[0][-1][0]:.3f} guarded",
             )
         )  # fmt: skip
@@ -366,7 +367,7 @@ def finished(process: subprocess.Popen[str]) -> str:
 KILLED = ("fedheal", "scaffold", "afl", "fedfe", "moon", "fdse", "eagle(lstar_epochs=5)", "feddyn", "ditto", "qffl")
 
 
-def kills(count: int, seed: int = 0, rounds: int = 20) -> list[Row]:
+def kills(count: int, seed: int = 0, rounds: int = 40) -> list[Row]:
     """SIGKILL at a random moment of a run, then resume; many of them inside the writing of a checkpoint."""
     draw = random.Random(seed)
     equal = ready = 0

@@ -29,7 +29,9 @@ SPREAD = 1.4826  # a median absolute deviation times this is a standard deviatio
 class Guard:
     """Limits on what a client can gain by what it says of its losses."""
 
-    share: float = 2.0  # no share above so many times the equal one, or the client's share of samples
+    share: float = (
+        2.0  # no share above so many equal ones; where a weighting counts samples, above so many shares of them
+    )
     clip: float = 3.0  # reports up to so many medians, or so many robust standard deviations beyond the median
     climb: float = 2.0  # from one report to the next, above the cohort's median
 
@@ -104,7 +106,8 @@ def within(said: Tensor, clients: Sequence[int], last: PerClient, guard: Guard) 
 def capped(weights: Tensor, limits: Tensor) -> Tensor:
     """Weights of the same total in which none has a larger share (of their absolute sum) than its limit.
 
-    What is cut off goes to the others in proportion. Limits that add up to less than one are widened until they do.
+    What is cut off goes to the others in proportion, or evenly where they have nothing. Limits that add up to less than one
+    are widened until they do.
 
     >>> capped(torch.tensor([0.1, 0.1, 0.8]), torch.full((3,), 0.5))
     tensor([0.2500, 0.2500, 0.5000])
@@ -117,19 +120,18 @@ def capped(weights: Tensor, limits: Tensor) -> Tensor:
     full = torch.zeros_like(part, dtype=torch.bool)
     while bool((over := ~full & (part > limits * (1 + 1e-12))).any()):
         full |= over
-        free = (1 - limits[full].sum()).clamp(min=0)
-        rest = part[~full].sum()
-        part = torch.where(full, limits, part * (free / rest) if rest > 0 else torch.zeros_like(part))
+        free, rest = (1 - limits[full].sum()).clamp(min=0), part[~full].sum()
+        others = part / rest * free if rest > 0 else (free / (~full).sum()).expand_as(part)
+        part = torch.where(full, limits, others)
         if bool(full.all()):
             break
-    return part * total * weights.sign()
+    return torch.where(weights < 0, -part, part) * total
 
 
-def _limits(share: float, round: Round) -> Tensor:
+def _limits(share: float, round: Round, by_samples: bool) -> Tensor:
     m = len(round.clients)
     equal = torch.full((m,), share / m, dtype=torch.float64)
-    samples = round.reports.get("samples")
-    return equal if samples is None else torch.maximum(equal, share * shares(samples.double()))
+    return torch.maximum(equal, share * shares(round.reports["samples"].double())) if by_samples else equal
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,7 @@ class CappedWeigh(Weigh):
 
     def __call__(self, round: Round, state: State) -> Weighed:
         found = self.inner(round, state)
-        weights = capped(found.weights.double(), _limits(self.share, round))
+        weights = capped(found.weights.double(), _limits(self.share, round, "samples" in self.needs))
         return found._replace(weights=weights, figures={**found.figures, "unguarded weight": found.weights})
 
 
@@ -210,5 +212,5 @@ class CappedShare(Share):
         found = self.inner(round, theta, state)
         rows = found.shared["weight"]
         assert isinstance(rows, PerClient)
-        weights = capped(rows.take(round.clients).double(), _limits(self.share, round))
+        weights = capped(rows.take(round.clients).double(), _limits(self.share, round, "samples" in self.needs))
         return Sent({**found.shared, "weight": rows.put(round.clients, weights)}, found.state)
