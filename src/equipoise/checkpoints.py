@@ -13,7 +13,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -328,6 +328,16 @@ def prepared(chosen: Checkpoints, settings: Mapping[str, object], rounds: int) -
     for place in places:
         shutil.rmtree(place)
     return None, []
+
+
+def discard(folder: Path) -> None:
+    """Without the checkpoints of a run that is over and stored elsewhere; what was unusable stays."""
+    for place in saved(folder):
+        shutil.rmtree(place)
+    (folder / LOCK).unlink(missing_ok=True)
+    for empty in (folder, folder.parent):
+        with suppress(OSError):
+            empty.rmdir()
 
 
 def fingerprint(server: Server) -> str:

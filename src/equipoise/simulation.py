@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -171,8 +171,15 @@ def run(
         for record in records:
             if on_round:
                 on_round(record)
+
+        def keep() -> None:
+            """A checkpoint; only between two rounds, never of half a round."""
+            if folder is not None and server.memory.round == len(records) > 0:
+                moment = Moment(server, states, records, said, time.perf_counter() - began)
+                checkpoints.write(folder, moment, facts)
+
         judge = Judge(served, task, checks, guard, declared(task))
-        with opened(name, served, task, count, at_hand) as compute:
+        with opened(name, served, task, count, at_hand) as compute, _kept_on_interrupt(keep):
             for r in range(len(records), total):
                 clock = time.perf_counter()
                 clients = seeds.participants(task.federation.available(r), count, seed, r)
@@ -196,9 +203,8 @@ def run(
                     raise _diverged(chosen, r)
                 records.append(_record(r + 1, done, scores, time.perf_counter() - clock, rejected))
                 _stop_without_updates(records, checks)
-                if checkpoint is not None and folder and ((r + 1) % checkpoint.every == 0 or r == total - 1):
-                    now = Moment(server, states, records, said, time.perf_counter() - began)
-                    checkpoints.write(folder, now, facts)
+                if checkpoint is not None and ((r + 1) % checkpoint.every == 0 or r == total - 1):
+                    keep()
                 if on_round:
                     on_round(records[-1])
     seconds = time.perf_counter() - began
@@ -218,6 +224,16 @@ def run(
         settings=settings,
         model=_model_name(model, data),
     )
+
+
+@contextmanager
+def _kept_on_interrupt(keep: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C loses the round at work, not those before it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        keep()
+        raise
 
 
 @dataclass(frozen=True)
