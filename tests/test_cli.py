@@ -255,3 +255,58 @@ def test_seeds():
     for wrong in ("0", "", "a", "-1"):
         with pytest.raises(EquipoiseError):
             _seeds(wrong)
+
+
+def until(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_stopped_run_says_how_to_go_on_and_goes_on(tmp_path):
+    """Ctrl-C, then the same command with --resume: the same numbers, and no checkpoint is left behind."""
+    words = [
+        "run",
+        "scanners",
+        "--method",
+        "scaffold",
+        "--rounds",
+        "40",
+        "--checkpoint-every",
+        "2",
+        "--runner",
+        "inline",
+    ]
+    own = {name: os.environ[name] for name in ("HOME", "EQUIPOISE_CACHE") if name in os.environ}
+    running = subprocess.Popen(
+        [*COMMAND, *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True, env={"PATH": "", "COLUMNS": "200", **own}
+    )
+    until(lambda: list((tmp_path / "runs").glob(".checkpoints/*/round-*")))
+    running.send_signal(signal.SIGINT)
+    said = running.communicate(timeout=120)[1]
+    assert running.returncode == 130
+    assert "Traceback" not in said
+    assert "Stopped after round" in said
+    assert "equipoise run scanners --method scaffold --rounds 40" in said
+    assert "--resume" in said
+    again = equipoise(*words, cwd=tmp_path)
+    assert again.returncode == 2
+    assert "unfinished run" in again.stderr
+    done = equipoise(*words, "--resume", cwd=tmp_path, width=200)
+    assert done.returncode == 0, done.stderr
+    whole = equipoise(*words, "--out", "other", cwd=tmp_path, width=200)
+    table = [line for line in done.stdout.splitlines() if "%" in line]
+    assert table == [line for line in whole.stdout.splitlines() if "%" in line]
+    assert not list(tmp_path.glob("*/.checkpoints"))
+
+
+def test_resume_needs_checkpoints(tmp_path):
+    done = equipoise("run", "scanners", "--rounds", "1", "--checkpoint-every", "0", "--resume", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--resume needs checkpoints" in done.stderr
+
+
+def test_a_guarded_run(tmp_path):
+    done = equipoise("run", "scanners", "--method", "qffl(q=5)", "--rounds", "2", "--guard", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
