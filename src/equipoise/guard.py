@@ -17,7 +17,7 @@ from equipoise.checks import COHORT
 from equipoise.grammar import require
 from equipoise.method import Method
 from equipoise.parts.weights import shares
-from equipoise.roles import Phase, Share, Weigh
+from equipoise.roles import Part, Phase, Share, Weigh
 from equipoise.types import PerClient, Replies, Round, Sent, Server, Shared, State, Weighed
 
 DRIVERS = ("loss", "loss_local", "loss_trained", "gap")  # reports by which a client can talk itself up
@@ -134,12 +134,10 @@ def _limits(share: float, round: Round, by_samples: bool) -> Tensor:
     return torch.maximum(equal, share * shares(round.reports["samples"].double())) if by_samples else equal
 
 
-@dataclass(frozen=True)
-class CappedWeigh(Weigh):
-    """A weighting by losses in which no client has more than its cap."""
+class _Around(Part):
+    """A part that stands around another one and passes for it."""
 
-    inner: Weigh
-    share: float
+    inner: Part
 
     @property
     def key(self) -> str:
@@ -152,6 +150,18 @@ class CappedWeigh(Weigh):
     @property
     def gives(self) -> tuple[str, ...]:
         return self.inner.gives
+
+    @property
+    def keeps_updates(self) -> bool:
+        return self.inner.keeps_updates
+
+
+@dataclass(frozen=True)
+class CappedWeigh(_Around, Weigh):
+    """A weighting by losses in which no client has more than its cap."""
+
+    inner: Weigh
+    share: float
 
     @property
     def simplex(self) -> bool:  # type: ignore[override]
@@ -165,10 +175,6 @@ class CappedWeigh(Weigh):
     def rank(self) -> int:  # type: ignore[override]
         return self.inner.rank
 
-    @property
-    def keeps_updates(self) -> bool:
-        return self.inner.keeps_updates
-
     def __call__(self, round: Round, state: State) -> Weighed:
         found = self.inner(round, state)
         weights = capped(found.weights.double(), _limits(self.share, round, "samples" in self.needs))
@@ -179,31 +185,15 @@ WEIGHT = "shared weight"
 
 
 @dataclass(frozen=True)
-class CappedShare(Share):
+class CappedShare(_Around, Share):
     """The same for weights that clients put on their own losses (EAGLE)."""
 
     inner: Share
     share: float
 
     @property
-    def key(self) -> str:
-        return self.inner.key
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return self.inner.needs
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return self.inner.gives
-
-    @property
     def phases(self) -> tuple[Phase, ...]:
         return self.inner.phases
-
-    @property
-    def keeps_updates(self) -> bool:
-        return self.inner.keeps_updates
 
     def begin(self, cohort: int) -> Shared:
         return self.inner.begin(cohort)
