@@ -257,56 +257,52 @@ def test_seeds():
             _seeds(wrong)
 
 
-def until(condition, seconds=120):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
-
-
-def test_a_stopped_run_says_how_to_go_on_and_goes_on(tmp_path):
+def test_a_stopped_run_says_how_to_go_on_and_goes_on(tmp_path, monkeypatch):
     """Ctrl-C, then the same command with --resume: the same numbers, and no checkpoint is left behind."""
+    import equipoise.cli as module
+
     words = [
         "run",
         "scanners",
         "--method",
         "scaffold",
         "--rounds",
-        "40",
+        "5",
         "--checkpoint-every",
         "2",
-        "--runner",
-        "inline",
+        "--out",
+        str(tmp_path),
     ]
-    own = {name: os.environ[name] for name in ("HOME", "EQUIPOISE_CACHE") if name in os.environ}
-    running = subprocess.Popen(
-        [*COMMAND, *words], cwd=tmp_path, stderr=subprocess.PIPE, text=True, env={"PATH": "", "COLUMNS": "200", **own}
-    )
-    until(lambda: list((tmp_path / "runs").glob(".checkpoints/*/round-*")))
-    running.send_signal(signal.SIGINT)
-    said = running.communicate(timeout=120)[1]
-    assert running.returncode == 130
-    assert "Traceback" not in said
-    assert "Stopped after round" in said
-    assert "equipoise run scanners --method scaffold --rounds 40" in said
-    assert "--resume" in said
-    again = equipoise(*words, cwd=tmp_path)
-    assert again.returncode == 2
-    assert "unfinished run" in again.stderr
-    done = equipoise(*words, "--resume", cwd=tmp_path, width=200)
-    assert done.returncode == 0, done.stderr
-    whole = equipoise(*words, "--out", "other", cwd=tmp_path, width=200)
-    table = [line for line in done.stdout.splitlines() if "%" in line]
-    assert table == [line for line in whole.stdout.splitlines() if "%" in line]
-    assert not list(tmp_path.glob("*/.checkpoints"))
+    real = module.worst_and_average
+
+    def interrupted(record):
+        if record.round == 3:
+            raise KeyboardInterrupt
+        return real(record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "worst_and_average", interrupted)
+        patch.setattr(sys, "argv", ["equipoise", *words])
+        stopped = invoke(*words)
+    assert stopped.exit_code == 130
+    assert "Stopped after round 3" in stopped.output  # beyond the last checkpoint: one more was written
+    assert "equipoise run scanners --method scaffold --rounds 5" in stopped.output
+    assert "--resume" in stopped.output
+    with pytest.raises(EquipoiseError, match="unfinished run, at round 3"):
+        invoke(*words)
+    done = invoke(*words, "--resume")
+    whole = invoke(*words[:-1], str(tmp_path / "other"))
+    assert [line for line in done.output.splitlines() if "%" in line and "│" in line] == [
+        line for line in whole.output.splitlines() if "%" in line and "│" in line
+    ]
+    assert not list(tmp_path.rglob(".checkpoints"))
 
 
 def test_resume_needs_checkpoints(tmp_path):
-    done = equipoise("run", "scanners", "--rounds", "1", "--checkpoint-every", "0", "--resume", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "--resume needs checkpoints" in done.stderr
+    with pytest.raises(EquipoiseError, match="--resume needs checkpoints"):
+        invoke("run", "scanners", "--rounds", "1", "--checkpoint-every", "0", "--resume", "--out", str(tmp_path))
 
 
 def test_a_guarded_run(tmp_path):
-    done = equipoise("run", "scanners", "--method", "qffl(q=5)", "--rounds", "2", "--guard", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = invoke("run", "scanners", "--method", "qffl(q=5)", "--rounds", "1", "--guard", "--out", str(tmp_path))
+    assert done.exit_code == 0, done.output
