@@ -106,8 +106,8 @@ def write(folder: Path, moment: Moment, settings: Mapping[str, object]) -> Path:
             shutil.rmtree(place)
         draft.rename(place)
         _sync(folder)
-        for old in saved(folder)[:-KEPT]:
-            shutil.rmtree(old)
+        for old in saved(folder)[:-KEPT]:  # renamed first: one that is half removed must not pass for a checkpoint
+            shutil.rmtree(old.rename(folder / f"{UNFINISHED}{old.name}"))
     except (OSError, SafetensorError) as error:
         shutil.rmtree(draft, ignore_errors=True)
         reason = getattr(error, "strerror", None) or str(error)
