@@ -255,3 +255,54 @@ def test_seeds():
     for wrong in ("0", "", "a", "-1"):
         with pytest.raises(EquipoiseError):
             _seeds(wrong)
+
+
+def test_a_stopped_run_says_how_to_go_on_and_goes_on(tmp_path, monkeypatch):
+    """Ctrl-C, then the same command with --resume: the same numbers, and no checkpoint is left behind."""
+    import equipoise.cli as module
+
+    words = [
+        "run",
+        "scanners",
+        "--method",
+        "scaffold",
+        "--rounds",
+        "5",
+        "--checkpoint-every",
+        "2",
+        "--out",
+        str(tmp_path),
+    ]
+    real = module.worst_and_average
+
+    def interrupted(record):
+        if record.round == 3:
+            raise KeyboardInterrupt
+        return real(record)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "worst_and_average", interrupted)
+        patch.setattr(sys, "argv", ["equipoise", *words])
+        stopped = invoke(*words)
+    assert stopped.exit_code == 130
+    assert "Stopped after round 3" in stopped.output  # beyond the last checkpoint: one more was written
+    assert "equipoise run scanners --method scaffold --rounds 5" in stopped.output
+    assert "--resume" in stopped.output
+    with pytest.raises(EquipoiseError, match="unfinished run, at round 3"):
+        invoke(*words)
+    done = invoke(*words, "--resume")
+    whole = invoke(*words[:-1], str(tmp_path / "other"))
+    assert [line for line in done.output.splitlines() if "%" in line and "│" in line] == [
+        line for line in whole.output.splitlines() if "%" in line and "│" in line
+    ]
+    assert not list(tmp_path.rglob(".checkpoints"))
+
+
+def test_resume_needs_checkpoints(tmp_path):
+    with pytest.raises(EquipoiseError, match="--resume needs checkpoints"):
+        invoke("run", "scanners", "--rounds", "1", "--checkpoint-every", "0", "--resume", "--out", str(tmp_path))
+
+
+def test_a_guarded_run(tmp_path):
+    done = invoke("run", "scanners", "--method", "qffl(q=5)", "--rounds", "1", "--guard", "--out", str(tmp_path))
+    assert done.exit_code == 0, done.output

@@ -1,11 +1,14 @@
 """The runner with worker processes."""
 
+import os
+import signal
 import warnings
 
 import pytest
 import torch
 
 from equipoise import EquipoiseError, EquipoiseWarning, Training, parse
+from equipoise.round import begin, broadcast_of
 from equipoise.runners import Errand, choose, opened
 from equipoise.runners.processes import _balanced
 from equipoise.simulation import run
@@ -82,3 +85,17 @@ def test_classes_of_the_script_itself_cannot_be_sent(monkeypatch):
     with pytest.raises(EquipoiseError, match="move the model and the method"):
         choose("processes", parse("fedavg"), task, 4, 10, 2)
     assert choose("auto", parse("fedavg"), task, 4, 10**9, 2) != "processes"
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedheal"])
+def test_a_dead_worker_ends_the_run_with_one_line(method):
+    """Killed while it waits, or while it works: nobody waits for it for ever."""
+    chosen = parse(method)
+    task = Task.build(chosen, blobs())
+    broadcast = broadcast_of(begin(chosen, task), 1)
+    with opened("processes", chosen, task, 4, 2) as compute:
+        compute(Errand([0, 1, 2, 3], broadcast, {}, 0, "train"))
+        os.kill(compute.workers[1].pid, signal.SIGKILL)
+        for _ in range(2):
+            with pytest.raises(EquipoiseError, match=r"Worker process 1 ended \(exit code -9\)"):
+                compute(Errand([0, 1, 2, 3], broadcast, {}, 0, "train"))

@@ -1,8 +1,11 @@
 """Equipoise: fair federated learning. One shared model across data owners, and no owner left behind."""
 
 from equipoise import methods
+from equipoise.checkpoints import Checkpoints
+from equipoise.checks import Checks
 from equipoise.comparison import Comparison, compare
 from equipoise.data import Client, Federation, Protocol, load_federation
+from equipoise.guard import Guard
 from equipoise.method import Method, parse, register
 from equipoise.models import Staged, build_model
 from equipoise.round import Aggregated, aggregate, client_round, server_round
@@ -14,11 +17,14 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Aggregated",
+    "Checkpoints",
+    "Checks",
     "Client",
     "Comparison",
     "EquipoiseError",
     "EquipoiseWarning",
     "Federation",
+    "Guard",
     "Layout",
     "Method",
     "Outputs",

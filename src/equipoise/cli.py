@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import re
 import shlex
 import sys
 import warnings
@@ -18,6 +20,7 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from equipoise.checkpoints import Checkpoints, discard, saved
 from equipoise.comparison import Comparison, best_for_the_worst, in_words, tabulate
 from equipoise.data import DATASETS, Federation, load_federation
 from equipoise.deploying import app as deploying
@@ -47,6 +50,7 @@ screen = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 
 COMPARED = "fedavg,fedheal,fedequilibria,eagle,fedfe,f2dc"
+CHECKPOINTS = ".checkpoints"  # below the folder of runs
 STOPPED = 130  # the exit code of a program that Ctrl-C ended
 
 Dataset = Annotated[
@@ -56,6 +60,7 @@ Dataset = Annotated[
     ),
 ]
 OWN = "Your own data"
+SAFE = "Safety"
 DataDir = Annotated[Path | None, typer.Option(help="folder with the data sets' files [default: $EQUIPOISE_DATA]")]
 Label = Annotated[str | None, typer.Option(help="label column [default: label]", rich_help_panel=OWN)]
 ClientColumn = Annotated[
@@ -117,6 +122,15 @@ def run(
     partition: Deal = None,
     schema: SchemaFile = None,
     skip_bad: SkipBad = False,
+    guard: Annotated[
+        bool, typer.Option("--guard", help="limit what a lying loss can gain", rich_help_panel=SAFE)
+    ] = False,
+    checkpoint_every: Annotated[
+        int, typer.Option(help="a checkpoint every n rounds; 0 writes none", min=0, rich_help_panel=SAFE)
+    ] = 10,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on with the same run where it stopped", rich_help_panel=SAFE)
+    ] = False,
     out: Out = Path("runs"),
 ) -> None:
     """Train one method, and show what every domain and client got."""
@@ -134,8 +148,10 @@ def run(
         runner=_runner(runner),
         device=device,
         eval_every=eval_every,
+        guard=guard,
     )
     total = _checked_rounds(job, data)
+    checkpoint = _checkpoints(job, data, out, checkpoint_every, resume)
     _applicable([method], data, job, by_default=False)
     columns = (
         TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
@@ -151,8 +167,15 @@ def run(
             if scored:
                 bar.update(line, note=_standing(*scored))
 
-        result = execute(job, show)
+        try:
+            result = execute(job, show, checkpoint=checkpoint)
+        except KeyboardInterrupt:
+            bar.stop()
+            _say_how_to_resume(checkpoint)
+            raise typer.Exit(STOPPED) from None
     place = save(result, out)
+    if checkpoint is not None:
+        discard(Path(checkpoint.folder))
     _notes((*data.notes, *result.warnings))
     screen.print(_run_table(result))
     screen.print(f"{_seconds(result.seconds)} with the {result.runner} runner. Records: {place}", soft_wrap=True)
@@ -337,6 +360,29 @@ def datasets(
 
 
 @app.command()
+def doctor(
+    data_dir: DataDir = None,
+    port: Annotated[list[int] | None, typer.Option(help="a port that a server should use; may be repeated")] = None,
+    certificate: Annotated[list[Path] | None, typer.Option(help="a certificate in PEM form; may be repeated")] = None,
+    out: Out = Path("runs"),
+) -> None:
+    """Look at the installation, the machine, data, space, ports and certificates, and say what to do."""
+    from equipoise.doctor import examine
+
+    _use_data_folder(data_dir)
+    found = examine(out, port or (), certificate or ())
+    marks = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "bad": "[red]bad[/]"}
+    table = Table("", "what", "found", "what to do", title="Doctor", title_justify="left")
+    for one in found:
+        table.add_row(marks[one.state], escape(one.what), escape(one.found), escape(one.advice))
+    screen.print(table)
+    bad = sum(one.state == "bad" for one in found)
+    screen.print("Everything that is needed is in place." if not bad else f"{bad} to mend.")
+    if bad:
+        raise typer.Exit(1)
+
+
+@app.command()
 def models() -> None:
     """The models that can be named."""
     table = Table("model", "what it is", title="Models", title_justify="left")
@@ -427,6 +473,27 @@ def _checked_rounds(job: Job, data: Federation) -> int:
     part = protocol.participation if job.participation is None else job.participation
     check_options(total, part, job.eval_every, job.device)
     return total
+
+
+def _checkpoints(job: Job, data: Federation, out: Path, every: int, resume: bool) -> Checkpoints | None:
+    """Where this run's checkpoints go: a folder that belongs to these settings alone, and is removed when the run is over."""
+    if not every:
+        if resume:
+            raise EquipoiseError("--resume needs checkpoints. Found --checkpoint-every 0: leave it out.")
+        return None
+    name = f"{data.name}-{job.method}-seed{job.seed}"
+    digest = hashlib.sha256(repr(job).encode()).hexdigest()[:8]
+    folder = out / CHECKPOINTS / f"{re.sub(r'[^A-Za-z0-9]+', '_', name)[:80]}-{digest}"
+    return Checkpoints(folder, every, resume)
+
+
+def _say_how_to_resume(checkpoint: Checkpoints | None) -> None:
+    places = saved(Path(checkpoint.folder)) if checkpoint is not None else []
+    if not places:
+        errors.print("Stopped. There is no checkpoint to go on from.")
+        return
+    command = shlex.join(["equipoise", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
+    errors.print(f"Stopped after round {int(places[-1].name[-8:])}. Go on with:\n  {escape(command)}", soft_wrap=True)
 
 
 def _applicable(names: Sequence[str], data: Federation, job: Job, by_default: bool) -> list[str]:

@@ -45,6 +45,9 @@ def init(
         int | None, typer.Option(help="a round with fewer answers does not count [default: half]")
     ] = None,
     too_few: Annotated[str, typer.Option(help="what happens to such a round: repeat or skip")] = "repeat",
+    guard: Annotated[
+        bool, typer.Option(help="limit what a site can gain by reporting a false loss; simulations have no such limit")
+    ] = True,
     protection: Annotated[
         str, typer.Option(help="refuse methods that do not work under it: secure-aggregation or differential-privacy")
     ] = "none",
@@ -62,7 +65,7 @@ def init(
         sites = len(load_federation(data)) if data and not example else 3
     given = {
         "method": method, "sites": sites, "seed": seed, "rounds": rounds, "model": model, "lr": lr, "epochs": epochs,
-        "round_timeout": round_timeout, "min_sites": min_sites, "too_few": too_few, "protection": protection,
+        "round_timeout": round_timeout, "min_sites": min_sites, "too_few": too_few, "guard": guard, "protection": protection,
         "data": "" if example else data,
     }  # fmt: skip
     plan = Plan.from_config({name: value for name, value in given.items() if value is not None})

@@ -14,8 +14,10 @@ from pathlib import Path
 
 import torch
 
+from equipoise.checkpoints import Checkpoints
 from equipoise.data import Federation, load_federation
 from equipoise.grammar import require
+from equipoise.guard import DEPLOYED
 from equipoise.method import parse
 from equipoise.metrics import figures
 from equipoise.records import save
@@ -41,6 +43,7 @@ class Job:
     device: str = "cpu"
     eval_every: int = 1
     with_validation: bool = False
+    guard: bool = False  # against lying losses, as in a deployment
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,12 @@ def jobs(methods: Sequence[str], dataset: str, seeds: Sequence[int], template: J
     return [replace(one, method=method, seed=seed) for method in methods for seed in seeds]
 
 
-def execute(job: Job, on_round: Callable[[RoundRecord], None] | None = None, threads: int | None = None) -> Run:
+def execute(
+    job: Job,
+    on_round: Callable[[RoundRecord], None] | None = None,
+    threads: int | None = None,
+    checkpoint: Checkpoints | None = None,
+) -> Run:
     """Do one run."""
     method = parse(job.method)
     data: Federation = load_federation(job.dataset)
@@ -100,6 +108,8 @@ def execute(job: Job, on_round: Callable[[RoundRecord], None] | None = None, thr
         eval_every=job.eval_every,
         threads=threads,
         on_round=on_round,
+        guard=DEPLOYED if job.guard else None,
+        checkpoint=checkpoint,
     )
 
 

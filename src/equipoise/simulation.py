@@ -5,23 +5,40 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
-from equipoise import seeds
+from equipoise import checkpoints, seeds
+from equipoise.checkpoints import Checkpoints, Moment
+from equipoise.checks import SIMULATED, Checks, Expected, Refusal, declared, expected, sound, sums_up
 from equipoise.data import Federation, load_federation
 from equipoise.evaluation import Score, evaluate, scored_model
 from equipoise.grammar import require
+from equipoise.guard import Guard, believed, guarded
 from equipoise.method import Method, parse
 from equipoise.metrics import Figures, figures
+from equipoise.roles import Phase, Step
 from equipoise.round import Aggregated, begin, broadcast_of, server_probe, server_round
 from equipoise.runners import Errand, Runner, RunnerName, choose, cores, opened
 from equipoise.states import ClientStates
 from equipoise.task import BufferPolicy, ModelSource, Task
 from equipoise.training import Training
-from equipoise.types import ClientState, EquipoiseError, EquipoiseWarning, Server, Setting
+from equipoise.types import (
+    ClientState,
+    EquipoiseError,
+    EquipoiseWarning,
+    Replies,
+    Round,
+    Server,
+    Setting,
+    State,
+    Stepped,
+)
 
 
 @dataclass(frozen=True)
@@ -106,10 +123,15 @@ def run(
     eval_every: int = 1,
     threads: int | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
+    checks: Checks = SIMULATED,
+    guard: Guard | None = None,
+    checkpoint: Checkpoints | None = None,
 ) -> Run:
     """Train a method on a federation. What is not given comes from the federation's protocol.
 
-    `threads` is the number of cores to use, by default all of them; `on_round` is called after every round.
+    `threads` is the number of cores to use, by default all of them; `on_round` is called after every round. `checks` says
+    which answers count, `guard` limits what a lying loss can gain, `checkpoint` lets the run survive: see
+    `docs/reliability.md`.
 
     >>> result = run("fedavg", "gaussians", rounds=2)
     >>> sorted(result.values()) == sorted(result.values("accuracy", "test"))
@@ -128,33 +150,64 @@ def run(
     at_hand = threads or cores()
     name = choose(runner, chosen, task, count, total, at_hand)
     setting = task.setting(total, seed)
-    server = begin(chosen, task, count)
-    states = ClientStates()
-    records: list[RoundRecord] = []
-    said: dict[str, str] = {}
-    overruled = _overruled(chosen, training)
-    began = time.perf_counter()
-    with opened(name, chosen, task, count, at_hand) as compute:
-        for r in range(total):
-            clock = time.perf_counter()
-            clients = seeds.participants(task.federation.available(r), count, seed, r)
-            server, kept, result = one_round(chosen, compute, server, states, clients, setting, seed)
-            states.update(kept)
-            _check_finite(server, chosen, r)
-            for text in (*task.notes, *overruled, *result.warnings):
-                kind = text.split(":")[0]
-                if kind not in said:  # each kind of warning once
-                    said[kind] = text
-                    warnings.warn(text, EquipoiseWarning, stacklevel=2)
-            due = r == total - 1 or (r + 1) % eval_every == 0
-            scores = evaluate(chosen, task, server, states, data) if due else []
-            if any(score.metric == "loss" and not math.isfinite(score.value) for score in scores):
-                raise _diverged(chosen, r)
-            records.append(_record(r + 1, tuple(clients), result, scores, time.perf_counter() - clock))
-            if on_round:
-                on_round(records[-1])
-    seconds = time.perf_counter() - began
+    served = served_method(chosen, checks, guard)
     settings = {"rounds": total, "participation": part, "buffers": buffers, "device": device, "eval_every": eval_every}
+    start = Moment(begin(served, task, count), {}, [])
+    facts = {
+        "method": str(chosen), "data": data.fingerprint, "model": _model_name(model, data), "seed": seed, **settings,
+        "training": asdict(task.training), "runner": name, "first model": checkpoints.fingerprint(start.server),
+        "checks": asdict(checks), "guard": None if guard is None else asdict(guard),
+    }  # fmt: skip
+    folder = None if checkpoint is None else Path(checkpoint.folder)
+    with nullcontext() if folder is None else checkpoints.held(folder):
+        notes = [*task.notes, *_overruled(chosen, training)]
+        if checkpoint is not None:
+            found, wrong = checkpoints.prepared(checkpoint, facts, total)
+            start, notes = found or start, [*notes, *wrong]
+        server, records, said = start.server, list(start.records), dict(start.said)
+        states = ClientStates()
+        states.update(start.states)
+        began = time.perf_counter() - start.seconds
+        for record in records:
+            if on_round:
+                on_round(record)
+
+        def keep() -> None:
+            """A checkpoint; only between two rounds, never of half a round."""
+            if folder is not None and server.memory.round == len(records) > 0:
+                moment = Moment(server, states, records, said, time.perf_counter() - began)
+                checkpoints.write(folder, moment, facts)
+
+        judge = Judge(served, task, checks, guard, declared(task))
+        with opened(name, served, task, count, at_hand) as compute, _kept_on_interrupt(keep):
+            for r in range(len(records), total):
+                clock = time.perf_counter()
+                clients = seeds.participants(task.federation.available(r), count, seed, r)
+                done = one_round(judge, compute, server, states, clients, setting, seed)
+                server = done.server
+                states.update(done.kept)
+                refuse_infinite(server, chosen, r)
+                rejected = tuple(Rejection(_name(task, c), why) for c, why in done.refused)
+                for text in (
+                    *notes,
+                    *done.warnings,
+                    *(f"{x.client} was left out: in round {r + 1} {x.why}" for x in rejected),
+                ):
+                    kind = text.split(":")[0]
+                    if kind not in said:  # each kind of warning once
+                        said[kind] = text
+                        warnings.warn(text, EquipoiseWarning, stacklevel=2)
+                due = r == total - 1 or (r + 1) % eval_every == 0
+                scores = evaluate(chosen, task, server, states, data) if due else []
+                if any(score.metric == "loss" and not math.isfinite(score.value) for score in scores):
+                    raise _diverged(chosen, r)
+                records.append(recorded(r + 1, done, scores, time.perf_counter() - clock, rejected))
+                _stop_without_updates(records, checks)
+                if checkpoint is not None and ((r + 1) % checkpoint.every == 0 or r == total - 1):
+                    keep()
+                if on_round:
+                    on_round(records[-1])
+    seconds = time.perf_counter() - began
     return Run(
         method=chosen,
         federation=data,
@@ -173,37 +226,171 @@ def run(
     )
 
 
+@contextmanager
+def _kept_on_interrupt(keep: Callable[[], None]) -> Iterator[None]:
+    """Ctrl-C loses the round at work, not those before it."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        keep()
+        raise
+
+
+@dataclass(frozen=True)
+class EverySingleRow(Step):
+    """Changes nothing, but looks at single updates: a runner then keeps them apart, so that their lengths can be checked."""
+
+    def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
+        return Stepped(direction)
+
+
+def served_method(method: Method, checks: Checks, guarding: Guard | None) -> Method:
+    """The method as the server runs it: with the guard's caps, and with single updates where their lengths are checked."""
+    if guarding is not None:
+        method = guarded(method, guarding)
+    if checks.norm is not None and method.streams:
+        method = replace(method, step=(*method.step, EverySingleRow()))
+    return method
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What decides which answers of a run count."""
+
+    method: Method
+    task: Task
+    checks: Checks = SIMULATED
+    guard: Guard | None = None
+    samples: Mapping[int, float] = field(default_factory=dict)
+
+    def expects(self, server: Server, clients: Sequence[int], phase: Phase) -> Expected:
+        """What these clients should send."""
+        return expected(self.method, self.task, server, clients, phase, self.samples)
+
+
+@dataclass(frozen=True, eq=False)
+class Done:
+    """What one round came to. Without a result the model is the one before."""
+
+    server: Server
+    kept: Mapping[int, ClientState]  # what the clients that counted keep
+    clients: tuple[int, ...]
+    result: Aggregated | None
+    refused: tuple[Refusal, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
 def one_round(
-    method: Method,
+    judge: Judge,
     compute: Runner,
     server: Server,
     states: Mapping[int, ClientState],
     clients: list[int],
     setting: Setting,
     seed: int,
-) -> tuple[Server, dict[int, ClientState], Aggregated]:
+) -> Done:
     """All phases of one round: start (for clients not seen before), probe (if the method asks), train.
 
-    Gives the next server, what the round's clients keep, and what the server's rule made of the round.
+    It commits whole or not at all: the server that comes out is the next one, or, with too few valid answers, the one that
+    went in with only its round counted.
     """
     rounds = setting.rounds or 0
+    method, checks = judge.method, judge.checks
     new = [c for c in clients if c not in states]
     mine = {c: states[c] for c in clients if c in states}
     if new:
         mine |= compute(Errand(new, broadcast_of(server, rounds), {}, seed, "start"))[1]
-    if method.probes:
-        replies, _ = compute(Errand(clients, broadcast_of(server, rounds), mine, seed, "probe"))
-        server = server_probe(method, server, replies, setting)
-    replies, kept = compute(Errand(clients, broadcast_of(server, rounds), mine, seed, "train"))
-    server, result = server_round(method, server, replies, setting)
-    return server, kept, result
+    refused: list[Refusal] = []
+    for _ in range(checks.patience if checks.too_few == "repeat" else 1):
+        before, asked = server, clients
+        notes: tuple[str, ...] = ()
+        if method.probes:
+            replies, _kept, bad = answers(
+                judge, compute, Errand(clients, broadcast_of(server, rounds), mine, seed, "probe")
+            )
+            refused += bad
+            asked = list(replies.clients) if replies else []
+            if replies is not None and len(asked) >= checks.quorum:
+                before, replies, notes = as_believed(judge.guard, server, replies)
+                before = server_probe(method, before, replies, setting)
+        if len(asked) < checks.quorum:
+            continue
+        replies, kept, bad = answers(judge, compute, Errand(asked, broadcast_of(before, rounds), mine, seed, "train"))
+        refused += bad
+        if replies is None or len(replies.clients) < checks.quorum:
+            continue
+        before, replies, more = as_believed(judge.guard, before, replies)
+        after, result = server_round(method, before, replies, setting)
+        kept = {client: kept[client] for client in replies.clients}
+        return Done(after, kept, replies.clients, result, tuple(refused), (*notes, *more, *result.warnings))
+    if checks.too_few == "stop":
+        if all(why.endswith("not finite") for _, why in refused):
+            raise _diverged(method, server.memory.round)
+        raise EquipoiseError(
+            f"Round {server.memory.round + 1} has fewer than {checks.quorum} valid answers: "
+            f"{'; '.join(f'{_name(judge.task, c)}: {why}' for c, why in refused[:3])}."
+        )
+    counted = replace(server, memory=replace(server.memory, round=server.memory.round + 1))
+    text = f"no update: round {server.memory.round + 1} has fewer than {checks.quorum} valid answers"
+    return Done(counted, {}, (), None, tuple(refused), (text,))
 
 
-def _record(
-    number: int, clients: tuple[int, ...], result: Aggregated, scores: list[Score], seconds: float
+def answers(
+    judge: Judge, compute: Runner, errand: Errand
+) -> tuple[Replies | None, dict[int, ClientState], list[Refusal]]:
+    """What the clients sent, without what does not count.
+
+    Of a sum that is not finite the culprits are found by asking one by one; then the others are asked again, so that the sum
+    is the one that it would have been without them.
+    """
+    wanted = judge.expects(Server(errand.broadcast.theta, errand.broadcast.buffers), errand.clients, errand.phase)
+    replies, kept = compute(errand)
+    good, refused = sound(replies, wanted, judge.checks)
+    if replies.total is None:
+        return good, kept, refused
+    bad = {client for client, _ in refused}
+    if not sums_up(replies):
+        for client in errand.clients:
+            if client not in bad and not sums_up(compute(errand._replace(clients=[client]))[0]):
+                refused.append(Refusal(client, "the update is not finite"))
+                bad.add(client)
+    left = [client for client in errand.clients if client not in bad]
+    if not bad:
+        return replies, kept, refused
+    if not left:
+        return None, {}, sorted(refused)
+    replies, kept = compute(errand._replace(clients=left))
+    return replies, kept, sorted(refused)
+
+
+def as_believed(guarding: Guard | None, server: Server, replies: Replies) -> tuple[Server, Replies, tuple[str, ...]]:
+    """The reports as a guard, if there is one, believes them; the server that remembers it; and what it did."""
+    return (server, replies, ()) if guarding is None else believed(guarding, server, replies)
+
+
+def _name(task: Task, client: int) -> str:
+    clients = task.federation.clients
+    return clients[client].name if 0 <= client < len(clients) else f"client {client}"
+
+
+def _stop_without_updates(records: Sequence[RoundRecord], checks: Checks) -> None:
+    last = records[-checks.patience :]
+    if len(last) == checks.patience and not any(record.clients for record in last):
+        raise EquipoiseError(
+            f"{checks.patience} rounds without an update: each had fewer than {checks.quorum} valid answers. The records "
+            "of the rounds say why."
+        )
+
+
+def recorded(
+    number: int, done: Done, scores: Sequence[Score], seconds: float, rejected: tuple[Rejection, ...]
 ) -> RoundRecord:
-    where = {name: tuple(value.double().reshape(-1).tolist()) for name, value in result.figures.items()}
-    return RoundRecord(number, clients, tuple(result.weights.double().tolist()), where, tuple(scores), seconds)
+    """What a round's record holds."""
+    if done.result is None:
+        return RoundRecord(number, (), (), {}, tuple(scores), seconds, rejected)
+    where = {name: tuple(value.double().reshape(-1).tolist()) for name, value in done.result.figures.items()}
+    weights = tuple(done.result.weights.double().tolist())
+    return RoundRecord(number, done.clients, weights, where, tuple(scores), seconds, rejected)
 
 
 def _model_name(model: ModelSource | None, data: Federation) -> str:
@@ -212,7 +399,8 @@ def _model_name(model: ModelSource | None, data: Federation) -> str:
     return type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "own model")
 
 
-def _check_finite(server: Server, method: Method, r: int) -> None:
+def refuse_infinite(server: Server, method: Method, r: int) -> None:
+    """A model that is not finite ends the run."""
     if not bool(torch.isfinite(server.theta).all()):
         raise _diverged(method, r)
 

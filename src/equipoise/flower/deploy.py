@@ -94,6 +94,7 @@ def _settings(plan: Plan) -> list[str]:
         _line("start-timeout", plan.start_timeout, "seconds that the run waits for its sites"),
         _line("min-sites", plan.min_sites or max(1, -(-plan.sites // 2)), "a round with fewer answers does not count"),
         _line("too-few", plan.too_few, "what happens to it: repeat or skip"),
+        _line("guard", plan.guard, "limits what a site can gain by reporting a false loss"),
         _line("eval-every", plan.eval_every, "rounds between two evaluations at the sites"),
         _line("out", plan.out, "where the server writes its records"),
     ]

@@ -42,6 +42,7 @@ class Plan:
     start_timeout: float = 600.0
     too_few: Literal["repeat", "skip"] = "repeat"
     patience: int = 3
+    guard: bool = False  # limit what a site can gain by a false loss
     protection: Protection = "none"  # refuse methods that do not work under it
     out: str = "runs"
 

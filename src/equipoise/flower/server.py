@@ -18,6 +18,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from equipoise import seeds
+from equipoise.checks import DEPLOYED, declared, sound
 from equipoise.data import Client, Federation, Protocol
 from equipoise.data.own import by_number
 from equipoise.evaluation import Score, scored_model
@@ -25,10 +26,22 @@ from equipoise.experiment import worst_and_average
 from equipoise.flower import wire
 from equipoise.flower.plan import Plan
 from equipoise.grammar import list_of
+from equipoise.guard import DEPLOYED as DEPLOYED_GUARD
+from equipoise.guard import guarded
 from equipoise.method import Method
 from equipoise.records import save
+from equipoise.roles import Phase
 from equipoise.round import begin, broadcast_of, server_probe, server_round
-from equipoise.simulation import Rejection, RoundRecord, Run, _check_finite, _record
+from equipoise.simulation import (
+    Done,
+    Judge,
+    Rejection,
+    RoundRecord,
+    Run,
+    as_believed,
+    recorded,
+    refuse_infinite,
+)
 from equipoise.task import Task
 from equipoise.training import Training
 from equipoise.types import EquipoiseError, Replies, Server
@@ -83,7 +96,9 @@ def federate(grid: Grid, plan: Plan, on_round: Callable[[RoundRecord], None] | N
     part = data.protocol.participation if plan.participation is None else plan.participation
     count = max(1, round(part * len(data)))
     setting = task.setting(total, plan.seed)
-    server = begin(method, task, count)
+    guard = DEPLOYED_GUARD if plan.guard else None
+    judge = Judge(guarded(method, guard) if guard else method, task, DEPLOYED, guard, declared(task))
+    server = begin(judge.method, task, count)
     records: list[RoundRecord] = []
     said: dict[str, str] = {text.split(":")[0]: text for text in task.notes}
     failed = 0
@@ -94,7 +109,7 @@ def federate(grid: Grid, plan: Plan, on_round: Callable[[RoundRecord], None] | N
         here, left_out = desk.present(data.available(r))
         clients = seeds.participants(here, count, plan.seed, r)
         quorum = min(plan.min_sites or -(-len(clients) // 2), count)
-        replies, after, rejected = _answers(desk, method, task, server, clients, quorum, total)
+        replies, after, rejected = _answers(desk, judge, server, clients, quorum, total)
         left_out += rejected
         if replies is None:
             failed += 1
@@ -109,11 +124,12 @@ def federate(grid: Grid, plan: Plan, on_round: Callable[[RoundRecord], None] | N
             record = RoundRecord(r + 1, (), (), {}, (), 0.0)
         else:
             failed = 0
-            server, result = server_round(method, after, replies, setting)
-            _check_finite(server, method, r)
+            after, replies, notes = as_believed(guard, after, replies)
+            server, result = server_round(judge.method, after, replies, setting)
+            refuse_infinite(server, method, r)
             desk.count(replies.clients, r)
-            said |= {text.split(":")[0]: text for text in result.warnings}
-            record = _record(r + 1, replies.clients, result, [], 0.0)
+            said |= {text.split(":")[0]: text for text in (*notes, *result.warnings)}
+            record = recorded(r + 1, Done(server, {}, replies.clients, result), (), 0.0, ())
         if len(records) == total - 1 or (r + 1) % plan.eval_every == 0:
             scores, unscored = _scores(desk, task, server, total)
             record = replace(record, scores=scores)
@@ -152,21 +168,35 @@ def _note(said: dict[str, str], rejected: Iterable[Rejection]) -> None:
 
 
 def _answers(
-    desk: Desk, method: Method, task: Task, server: Server, clients: Sequence[int], quorum: int, rounds: int
+    desk: Desk, judge: Judge, server: Server, clients: Sequence[int], quorum: int, rounds: int
 ) -> tuple[Replies | None, Server, list[Rejection]]:
     """What the sites of a round answered, if enough did; the server after a probe; and who was left out."""
     rejected: list[Rejection] = []
-    if method.probes and clients:
-        probes, rejected = desk.ask("train.probe", clients, server, task, rounds)
-        if len(probes) < quorum:
+    if judge.method.probes and clients:
+        found, rejected = _sound(desk, judge, "probe", clients, server, rounds)
+        if found is None or len(found.clients) < quorum:
             return None, server, rejected
-        clients = sorted(probes)
-        found = _joined(task, probes, trains=False)
-        server = server_probe(method, server, found, task.setting(rounds, desk.plan.seed))
-    answers, more = desk.ask("train", clients, server, task, rounds)
-    if len(answers) < max(1, quorum):
+        clients = found.clients
+        server, found, _ = as_believed(judge.guard, server, found)
+        server = server_probe(judge.method, server, found, judge.task.setting(rounds, desk.plan.seed))
+    found, more = _sound(desk, judge, "train", clients, server, rounds)
+    if found is None or len(found.clients) < max(1, quorum):
         return None, server, [*rejected, *more]
-    return _summed(method, _joined(task, answers, trains=True)), server, [*rejected, *more]
+    return _summed(judge.method, found), server, [*rejected, *more]
+
+
+def _sound(
+    desk: Desk, judge: Judge, phase: Phase, clients: Sequence[int], server: Server, rounds: int
+) -> tuple[Replies | None, list[Rejection]]:
+    """The answers whose numbers can be true, as a simulation checks them."""
+    kind = "train" if phase == "train" else "train.probe"
+    answers, rejected = desk.ask(kind, clients, server, judge.task, rounds)
+    if not answers:
+        return None, rejected
+    replies, refused = sound(
+        _joined(judge.task, answers, trains=phase == "train"), judge.expects(server, clients, phase), judge.checks
+    )
+    return replies, [*rejected, *(Rejection(desk.names[client], f"{why}.") for client, why in refused)]
 
 
 def _joined(task: Task, answers: Mapping[int, RecordDict], trains: bool) -> Replies:

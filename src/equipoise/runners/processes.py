@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from multiprocessing.connection import Connection
 from typing import Any
@@ -65,7 +65,8 @@ class Workers:
             if share:
                 told = _told(errand.broadcast, share)
                 mine = {client: _packed(errand.states.get(client, {})) for client in share}
-                pipe.send((share, [place[c] for c in share], told, mine, errand.seed, errand.phase))
+                with suppress(ConnectionError):  # a worker that is gone is found out when its answer is read
+                    pipe.send((share, [place[c] for c in share], told, mine, errand.seed, errand.phase))
         parts: list[Replies] = []
         kept: dict[int, ClientState] = {}
         answers = [(share, self._answer(number)) for number, share in enumerate(shares) if share]
@@ -87,7 +88,8 @@ class Workers:
     def _answer(self, number: int) -> Any:
         try:
             return self.pipes[number].recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
+            self.workers[number].join(timeout=1)
             code = self.workers[number].exitcode
             return EquipoiseError(
                 f"Worker process {number} ended (exit code {code}). Out of memory? Try runner='inline'."
@@ -117,7 +119,7 @@ def _work(pipe: Connection, number: int, method: Method, task: Task, theta: Tens
     while True:
         try:
             clients, places, (buffers, shared, round, rounds), states, seed, phase = pipe.recv()
-        except (EOFError, KeyboardInterrupt):
+        except (EOFError, ConnectionError, KeyboardInterrupt):
             return
         answer: Any
         try:

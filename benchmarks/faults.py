@@ -1,0 +1,568 @@
+"""Faults, injected, and the figure reached for each: `python benchmarks/faults.py`.
+
+Bad updates by the thousand, liars, runs killed with SIGKILL at random moments and resumed, spoilt checkpoints, a disk that is
+full, a second process, dead and hung workers. Prints one Markdown table. The tests use the same pieces, fewer times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from equipoise import EquipoiseError, EquipoiseWarning, Federation, Method, Protocol, Training, parse, run, server_round
+from equipoise import guard as guards
+from equipoise.checkpoints import Checkpoints, fingerprint, latest, read, saved
+from equipoise.checks import DEPLOYED, Answer, Expected, Refusal, admitted, declared, expected
+from equipoise.guard import Guard
+from equipoise.round import begin, broadcast_of, client_round
+from equipoise.runners import Errand, opened
+from equipoise.task import ModelSource, Task
+from equipoise.types import Server, Setting
+
+SIZES = (23, 14, 9, 31)
+LIES = 40  # rounds with a liar
+
+
+def federation(clients: int, seed: int = 0, hard: int | None = None, width: int = 6) -> Federation:
+    """Small clients with Gaussian classes; the classes of a `hard` one lie elsewhere."""
+    draw = torch.Generator().manual_seed(seed)
+    centres = 2 * torch.randn(3, width, generator=draw)
+    odd = 2 * torch.randn(3, width, generator=draw)
+
+    def some(k: int, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.arange(count) % 3
+        return (odd if k == hard else centres)[y] + torch.randn(count, width, generator=draw), y
+
+    data = {f"c{k}": some(k, SIZES[k % len(SIZES)]) for k in range(clients)}
+    test = {f"c{k}": some(k, 60) for k in range(clients)}
+    protocol = Protocol(rounds=6, training=Training(epochs=2, batch=8, lr=0.1), model="mlp(hidden=(7,))")
+    return Federation.from_tensors(data, test=test, classes=3, name="small", protocol=protocol)
+
+
+# --------------------------------------------------------------------------- bad updates
+@dataclass(frozen=True, eq=False)
+class Scene:
+    """A server in its second round, and the good answers of its clients."""
+
+    method: Method
+    server: Server
+    setting: Setting
+    wanted: Expected
+    answers: tuple[Answer, ...]
+
+    @classmethod
+    def build(cls, method: str, clients: int, model: ModelSource | None = None) -> Scene:
+        chosen = parse(method)
+        task = Task.build(chosen, federation(clients), model=model)
+        setting, who = task.setting(3, 0), list(range(clients))
+        server = begin(chosen, task)
+        states = client_round(chosen, task, who, broadcast_of(server, 3), {}, 0, "start")[1]
+        for _ in range(2):
+            before = server
+            singles = [client_round(chosen, task, [c], broadcast_of(server, 3), states, 0) for c in who]
+            wanted = expected(chosen, task, before, who, samples=declared(task))
+            answers = tuple(
+                Answer(
+                    c,
+                    before.memory.round,
+                    {name: value[0] for name, value in reply.reports.items()},
+                    reply.updates[0],
+                    {name: value[0] for name, value in reply.buffers.items()},
+                )
+                for c, (reply, _) in zip(who, singles, strict=True)
+                if reply.updates is not None
+            )
+            replies, refused = admitted(answers, wanted)
+            assert replies is not None
+            assert not refused
+            states |= {c: state for _, kept in singles for c, state in kept.items()}
+            server = server_round(chosen, before, replies, setting)[0]
+        return cls(chosen, before, setting, wanted, answers)
+
+    def after(self, sent: Sequence[Answer]) -> tuple[str, list[Refusal]]:
+        """A hash of the next model, and what did not count."""
+        replies, refused = admitted(sent, self.wanted, DEPLOYED)
+        if replies is None:
+            return fingerprint(self.server), refused
+        return fingerprint(server_round(self.method, self.server, replies, self.setting)[0]), refused
+
+
+def _with(answer: Answer, change: Callable[[torch.Tensor], torch.Tensor]) -> Answer:
+    return replace(answer, update=change(answer.update.clone()))
+
+
+def _put(value: float) -> Callable[[Answer, random.Random], Answer]:
+    def one(answer: Answer, draw: random.Random) -> Answer:
+        update = answer.update.clone()
+        update[draw.randrange(len(update))] = value
+        return replace(answer, update=update)
+
+    return one
+
+
+def _report(answer: Answer, name: str, value: object) -> Answer:
+    return replace(answer, reports={**answer.reports, name: value})
+
+
+BAD: dict[str, Callable[[Answer, random.Random], Answer]] = {
+    "all NaN": lambda a, _: _with(a, lambda u: u * math.nan),
+    "one NaN": _put(math.nan),
+    "one Inf": _put(math.inf),
+    "one -Inf": _put(-math.inf),
+    "1e30 in one value": _put(1e30),
+    "huge norm": lambda a, d: _with(a, lambda u: u * 10 ** d.uniform(3, 30)),
+    "wrong shape": lambda a, d: replace(a, update=torch.ones(*([1] * d.randint(0, 2)), d.choice([1, 2, 1000]))),
+    "wrong type": lambda a, d: _with(
+        a, lambda u: u.to(d.choice([torch.int64, torch.complex64, torch.bool, torch.uint8]))
+    ),
+    "no update": lambda a, _: replace(a, update=None),
+    "missing report": lambda a, _: replace(a, reports={n: v for n, v in a.reports.items() if n != "samples"}),
+    "unknown report": lambda a, _: _report(a, "../../etc/passwd", torch.zeros(())),
+    "NaN in a report": lambda a, _: _report(a, "samples", math.nan),
+    "samples 0, negative, 1e12 or text": lambda a, d: _report(a, "samples", d.choice([0, -899, 1e12, 1.5, "many"])),
+    "stale round": lambda a, d: replace(a, round=a.round - d.randint(1, 5)),
+    "future round": lambda a, d: replace(a, round=a.round + d.randint(1, 5)),
+    "unknown client": lambda a, d: replace(a, client=1000 + d.randrange(1000)),
+}
+
+
+@dataclass
+class Row:
+    """One line of the table."""
+
+    fault: str
+    times: int
+    figure: str
+
+
+def bad_updates(count: int, seed: int = 0) -> list[Row]:
+    """Each kind of bad update as often as its share of `count`, in several methods and at random clients."""
+    scenes = [Scene.build(method, 10) for method in ("fedavg", "fedheal", "fedfe", "fedequilibria")]
+    without = [
+        [scene.after([a for a in scene.answers if a.client != victim])[0] for victim in range(10)] for scene in scenes
+    ]
+    rows, each = [], -(-count // (len(BAD) + 1))
+    for fault, spoil in BAD.items():
+        draw, equal, named = random.Random(f"{seed} {fault}"), 0, 0
+        for _ in range(each):
+            which, victim = draw.randrange(len(scenes)), draw.randrange(10)
+            scene = scenes[which]
+            bad = spoil(scene.answers[victim], draw)
+            sent = [bad if a.client == victim else a for a in scene.answers]
+            draw.shuffle(sent)
+            found, refused = scene.after(sent)
+            equal += found == without[which][victim]
+            named += [r.client for r in refused] == [bad.client]
+        rows.append(Row(fault, each, f"{equal} of {each} rounds bit for bit as without the client, {named} named"))
+    draw, equal = random.Random(seed), 0
+    for _ in range(each):
+        scene = draw.choice(scenes)
+        sent = [*scene.answers, draw.choice(scene.answers)]
+        draw.shuffle(sent)
+        equal += scene.after(sent)[0] == scene.after(scene.answers)[0]
+    rows.append(Row("duplicate", each, f"{equal} of {each} counted once, bit for bit"))
+    hashes = set()
+    for _ in range(100):
+        sent = list(scenes[1].answers)
+        draw.shuffle(sent)
+        hashes.add(scenes[1].after(sent)[0])
+    rows.append(Row("order of arrival", 100, f"{len(hashes)} hash of the model"))
+    return rows
+
+
+# --------------------------------------------------------------------------- liars
+class Lie:
+    """A runner in which some clients multiply what they report."""
+
+    def __init__(self, factor: Callable[[int], float], liars: Sequence[int] = (0,), report: str = "loss") -> None:
+        self.factor, self.liars, self.report = factor, liars, report
+
+    def __call__(self, compute: Callable[[Errand], object]) -> Callable[[Errand], object]:
+        def lying(errand: Errand) -> object:
+            replies, kept = compute(errand)  # type: ignore[misc]
+            if self.report in replies.reports:
+                value = replies.reports[self.report].clone()
+                for place, client in enumerate(replies.clients):
+                    if client in self.liars:
+                        value[place] = value[place].abs() * self.factor(errand.broadcast.round)
+                replies = replace(replies, reports={**replies.reports, self.report: value})
+            return replies, kept
+
+        return lying
+
+
+def lied(
+    method: str, lie: Lie | None, guard: Guard | None, *, clients: int = 10, rounds: int = LIES, hard: int | None = 0
+) -> tuple[list[dict[int, float]], dict[str, float]]:
+    """Shares of the weights in every round, and the final accuracies."""
+    import equipoise.simulation as module
+
+    real = module.one_round
+
+    def between(judge, compute, *rest):  # type: ignore[no-untyped-def]
+        return real(judge, compute if lie is None else lie(compute), *rest)
+
+    module.one_round = between
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EquipoiseWarning)
+            found = run(method, federation(clients, hard=hard), rounds=rounds, guard=guard, runner="inline")
+    finally:
+        module.one_round = real
+    shares = []
+    for record in found.rounds:
+        whole = sum(map(abs, record.weights))
+        shares.append({c: abs(w) / whole for c, w in zip(record.clients, record.weights, strict=True)})
+    if "weight" in found.server.memory.shared:  # EAGLE's weights stand with the clients
+        sent = {c: abs(float(w)) for c, w in found.server.memory.shared["weight"].items()}
+        shares.append({c: w / sum(sent.values()) for c, w in sent.items()})
+    return shares, found.values()
+
+
+def _largest(shares: Sequence[dict[int, float]], clients: Sequence[int]) -> float:
+    return max(sum(one.get(c, 0.0) for c in clients) for one in shares)
+
+
+def _mean_without(values: dict[str, float], liars: Sequence[int]) -> float:
+    honest = [value for name, value in values.items() if name not in {f"c{c}" for c in liars}]
+    return 100 * sum(honest) / len(honest)
+
+
+def liars() -> list[Row]:
+    """What lying gains, with and without the guard. The first liar's classes lie elsewhere: trusting it harms the others."""
+    rows = []
+    guard = guards.DEPLOYED
+    honest = {g: lied("qffl(q=5)", None, g)[1] for g in (None, guard)}
+    for name, lie, who in (
+        ("one of ten reports 100 times its loss", Lie(lambda _: 100.0), [0]),
+        ("its report grows 5 % a round", Lie(lambda r: 1.05**r), [0]),
+        ("two of ten report 100 times theirs", Lie(lambda _: 100.0, (0, 1)), [0, 1]),
+    ):
+        open_, guarded = lied("qffl(q=5)", lie, None), lied("qffl(q=5)", lie, guard)
+        rows.append(
+            Row(
+                f"liar, qffl(q=5): {name}", LIES,
+                f"largest share {_largest(open_[0], who):.3f} unguarded, {_largest(guarded[0], who):.3f} guarded; honest "
+                f"clients {_mean_without(open_[1], who):.1f} % unguarded, {_mean_without(guarded[1], who):.1f} % guarded; "
+                f"when nobody lies {_mean_without(honest[None], who):.1f} % and {_mean_without(honest[guard], who):.1f} %",
+            )
+        )  # fmt: skip
+    for method in ("afl(gamma=0.1)", "term(t=1.0)", "fedfe(q=5)", "eagle(apply='server', lam=2.0, lstar_epochs=5)"):
+        report = "gap" if "eagle" in method else "loss"
+        lie = Lie(lambda _: 100.0, report=report)
+        open_, guarded = lied(method, lie, None), lied(method, lie, guard)
+        rows.append(
+            Row(
+                f"liar, {method}: 100 times its {report}", LIES,
+                f"largest share {_largest(open_[0], [0]):.3f} unguarded, {_largest(guarded[0], [0]):.3f} guarded",
+            )
+        )  # fmt: skip
+    for name, lie in (
+        ("a high loss (gap times 100)", Lie(lambda _: 100.0, report="gap")),
+        ("a low own optimum (gap plus 5)", PlusFive()),
+    ):
+        open_, guarded = (lied("eagle(lam=2.0, lstar_epochs=5)", lie, g) for g in (None, guard))
+        rows.append(
+            Row(
+                f"liar, eagle(lam=2): {name}", LIES,
+                f"share of EAGLE's weights {open_[0][-1][0]:.3f} unguarded, {guarded[0][-1][0]:.3f} guarded",
+            )
+        )  # fmt: skip
+    return rows
+
+
+class PlusFive(Lie):
+    """A client whose own optimum is said to be lower than it is by five."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: 1.0, report="gap")
+
+    def __call__(self, compute: Callable[[Errand], object]) -> Callable[[Errand], object]:
+        def lying(errand: Errand) -> object:
+            replies, kept = compute(errand)  # type: ignore[misc]
+            if "gap" in replies.reports:
+                value = replies.reports["gap"].clone()
+                value[[c in self.liars for c in replies.clients]] += 5.0
+                replies = replace(replies, reports={**replies.reports, "gap": value})
+            return replies, kept
+
+        return lying
+
+
+def cost_of_the_guard(q: float, ratio: float, clients: int = 10) -> tuple[float, float]:
+    """The share of a client with `ratio` times the others' loss under q-weights, without and with the guard."""
+    loss = torch.ones(clients, dtype=torch.float64)
+    loss[0] = ratio
+    heard = guards.within(loss, range(clients), guards.PerClient(), guards.DEPLOYED)
+    free = loss**q / (loss**q).sum()
+    limits = torch.full_like(free, guards.DEPLOYED.share / clients)
+    return float(free[0]), float(guards.capped(heard**q / (heard**q).sum(), limits)[0])
+
+
+def honest_costs() -> list[Row]:
+    rows = []
+    for q in (1.0, 2.0, 5.0):
+        for ratio in (1.5, 2.5, 5.0):
+            free, kept = cost_of_the_guard(q, ratio)
+            rows.append(
+                Row(
+                    f"honest client with {ratio:g} times the others' loss, q = {q:g}", 1,
+                    f"share {free:.3f} unguarded, {kept:.3f} guarded: it keeps {100 * kept / free:.0f} %",
+                )
+            )  # fmt: skip
+    return rows
+
+
+# --------------------------------------------------------------------------- kills
+RUN = """
+import sys
+sys.path.insert(0, {here!r})
+import torch, warnings
+torch.set_num_threads(1)
+warnings.simplefilter("ignore")
+from pathlib import Path
+from equipoise import run
+from equipoise.checkpoints import Checkpoints, fingerprint
+from faults import federation
+print("ready", flush=True)
+found = run({method!r}, federation(4), rounds={rounds}, participation=0.75, runner="inline",
+            checkpoint=Checkpoints({folder!r}, resume=True))
+scores = [(s.client, s.metric, s.value) for r in found.rounds for s in r.scores]
+print("hash", fingerprint(found.server), repr(scores), flush=True)
+"""
+
+
+def started(method: str, folder: Path, rounds: int = 20) -> subprocess.Popen[str]:
+    """A run in a process of its own, which resumes where it can."""
+    here = str(Path(__file__).resolve().parent)
+    code = RUN.format(here=here, method=method, folder=str(folder), rounds=rounds)
+    return subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+
+
+def finished(process: subprocess.Popen[str]) -> str:
+    out, err = process.communicate(timeout=300)
+    if process.returncode:
+        raise RuntimeError(err[-2000:])
+    return out.split("hash ", 1)[1].strip()
+
+
+KILLED = ("fedheal", "scaffold", "afl", "fedfe", "moon", "fdse", "eagle(lstar_epochs=5)", "feddyn", "ditto", "qffl")
+
+
+def kills(count: int, seed: int = 0, rounds: int = 40) -> list[Row]:
+    """SIGKILL at a random moment of a run, then resume; many of them inside the writing of a checkpoint."""
+    draw = random.Random(seed)
+    equal = ready = 0
+    reached: list[int] = []
+    with tempfile.TemporaryDirectory() as root:
+        whole: dict[str, tuple[str, float]] = {}
+        for number in range(count):
+            method = KILLED[number % len(KILLED)]
+            if method not in whole:
+                process = started(method, Path(root) / f"whole-{number}", rounds)
+                assert process.stdout is not None
+                process.stdout.readline()
+                clock = time.perf_counter()
+                whole[method] = (finished(process), time.perf_counter() - clock)
+            result, seconds = whole[method]
+            folder = Path(root) / f"killed-{number}"
+            process = started(method, folder, rounds)
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(draw.uniform(0, seconds))
+            process.send_signal(signal.SIGKILL)
+            process.communicate()
+            reached.append(int(saved(folder)[-1].name[-8:]) if folder.exists() and saved(folder) else 0)
+            ready += all(_loads(place) for place in (saved(folder) if folder.exists() else []))
+            equal += finished(started(method, folder, rounds)) == result
+            shutil.rmtree(folder)
+    mid = sum(0 < r < rounds for r in reached)
+    return [
+        Row(
+            "server killed (SIGKILL at a random moment), resumed", count,
+            f"{equal} of {count} with the same bits of the model and the same scores ({mid} killed between the first and the "
+            f"last checkpoint); every checkpoint on disk loaded in {ready} of {count}",
+        )
+    ]  # fmt: skip
+
+
+def _loads(place: Path) -> bool:
+    try:
+        read(place)
+    except EquipoiseError:
+        return False
+    return True
+
+
+# --------------------------------------------------------------------------- checkpoints
+def kept_run(folder: Path, rounds: int = 3) -> str:
+    """A short run with a checkpoint a round."""
+    return fingerprint(
+        run("scaffold", federation(4), rounds=rounds, runner="inline", checkpoint=Checkpoints(folder)).server
+    )
+
+
+def damaged(count: int, seed: int = 0) -> list[Row]:
+    """Flipped bits and cut-off files in the newest checkpoint: the one before it is used."""
+    draw = random.Random(seed)
+    with tempfile.TemporaryDirectory() as root:
+        folder = Path(root) / "run"
+        kept_run(folder)
+        before, newest = saved(folder)
+        good = fingerprint(read(before).server)
+        files = sorted(newest.iterdir())
+        found = {"bit flipped": 0, "truncated": 0}
+        for kind in found:
+            for _ in range(count):
+                path = draw.choice(files)
+                content = path.read_bytes()
+                place = draw.randrange(len(content))
+                if kind == "truncated":
+                    path.write_bytes(content[:place])
+                else:
+                    spoilt = bytearray(content)
+                    spoilt[place] ^= 1 << draw.randrange(8)
+                    path.write_bytes(bytes(spoilt))
+                moment, wrong = latest(folder, _settings(before))
+                found[kind] += bool(moment and wrong and fingerprint(moment.server) == good)
+                path.write_bytes(content)
+    return [
+        Row(f"checkpoint with a {kind}" if kind == "bit flipped" else f"checkpoint {kind}", count,
+            f"{times} of {count} found out, and the one before it used")
+        for kind, times in found.items()
+    ]  # fmt: skip
+
+
+def _settings(place: Path) -> dict[str, object]:
+    import json
+
+    return dict(json.loads((place / "state.json").read_text())["content"]["settings"])
+
+
+def full_disk(count: int, seed: int = 0) -> list[Row]:
+    """Files may not grow beyond a random limit: the writing fails somewhere."""
+    draw = random.Random(seed)
+    intact = said = 0
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        for _ in range(count):
+            with tempfile.TemporaryDirectory() as root:
+                folder = Path(root) / "run"
+                kept_run(folder, rounds=2)
+                states = {p.name: fingerprint(read(p).server) for p in saved(folder)}
+                shutil.rmtree(saved(folder)[-1])  # an unfinished run, at round 1
+                resource.setrlimit(resource.RLIMIT_FSIZE, (draw.randrange(1, 3000), before[1]))
+                try:
+                    run(
+                        "scaffold",
+                        federation(4),
+                        rounds=2,
+                        runner="inline",
+                        checkpoint=Checkpoints(folder, resume=True),
+                    )
+                except EquipoiseError as error:
+                    said += "is kept" in str(error)
+                finally:
+                    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+                left = saved(folder)
+                intact += len(left) == 1 and fingerprint(read(left[0]).server) == states[left[0].name]
+    finally:
+        signal.signal(signal.SIGXFSZ, handler)
+    return [
+        Row(
+            "disk full while a checkpoint is written",
+            count,
+            f"{intact} of {count} kept the last good one, {said} said so",
+        )
+    ]
+
+
+def second_process(count: int) -> list[Row]:
+    refused, slowest = 0, 0.0
+    for _ in range(count):
+        with tempfile.TemporaryDirectory() as root:
+            first = started("fedavg", Path(root), rounds=100_000)
+            try:
+                assert first.stdout is not None
+                first.stdout.readline()
+                while not (saved(Path(root)) if Path(root).exists() else []):
+                    time.sleep(0.05)
+                clock = time.perf_counter()
+                try:
+                    run("fedavg", federation(4), rounds=2, checkpoint=Checkpoints(root))
+                except EquipoiseError as error:
+                    refused += "Another process" in str(error)
+                slowest = max(slowest, time.perf_counter() - clock)
+            finally:
+                first.kill()
+                first.communicate()
+    return [Row("two processes, one folder", count, f"{refused} of {count} refused, within {slowest:.2f} s")]
+
+
+# --------------------------------------------------------------------------- workers
+def dead_workers(count: int) -> list[Row]:
+    """A worker process that is killed while it works ends the run with one line."""
+    said, slowest = 0, 0.0
+    for _ in range(count):
+        method = parse("fedavg")
+        task = Task.build(method, federation(4))
+        with opened("processes", method, task, 4, 2) as compute:
+            errand = Errand([0, 1, 2, 3], broadcast_of(begin(method, task), 1), {}, 0, "train")
+            compute(errand)
+            os.kill(compute.workers[0].pid, signal.SIGKILL)  # type: ignore[attr-defined]
+            clock = time.perf_counter()
+            try:
+                compute(errand)
+            except EquipoiseError as error:
+                said += "ended" in str(error)
+            slowest = max(slowest, time.perf_counter() - clock)
+    return [Row("worker process killed", count, f"{said} of {count} end with one line, within {slowest:.2f} s")]
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Markdown."""
+    lines = ["| fault | injected | figure reached |", "|---|---:|---|"]
+    return "\n".join([*lines, *(f"| {row.fault} | {row.times} | {row.figure} |" for row in rows)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--updates", type=int, default=1700, help="bad updates")
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--damages", type=int, default=500, help="flipped bits, and as many cut-off files")
+    parser.add_argument("--others", type=int, default=10, help="times of every other fault")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    rows: list[Row] = []
+    for some in (
+        lambda: bad_updates(options.updates), liars, honest_costs, lambda: kills(options.kills),
+        lambda: damaged(options.damages), lambda: full_disk(options.others), lambda: second_process(options.others),
+        lambda: dead_workers(options.others),
+    ):  # fmt: skip
+        clock = time.perf_counter()
+        rows += some()
+        print(f"{time.perf_counter() - clock:6.1f} s  {rows[-1].fault}", file=sys.stderr)
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,355 @@
+"""Clients' answers are checked before anything touches the model. What fails does not count, and the reason is kept.
+
+`admitted` takes single answers as they arrive, from anywhere: it looks at the round, the client, names, shapes and types,
+counts a client once, and puts the rest in the order of clients. `sound` looks at the numbers of what is stacked already:
+whether they are finite, and plausible beside those of the other clients. `admitted` ends with `sound`; a simulation, whose
+answers come from the library itself, starts there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from equipoise.grammar import require
+from equipoise.method import Method
+from equipoise.roles import Phase
+from equipoise.task import Task
+from equipoise.types import REPORTS, Layout, Replies, Server, Tensors
+from equipoise.updates import Updates
+
+TRAVELS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})  # types that become the model's own
+LOSSES = ("loss", "loss_local", "loss_trained")  # reports that are never negative
+COHORT = 3  # with fewer answers a median says nothing
+# Reports whose length is compared with the cohort's, and the power of the limit: squares (and variances) spread twice as far.
+LENGTHS = {"control": 1, "personal": 1, "prototypes": 1, "fisher": 2}
+
+
+class Refusal(NamedTuple):
+    """A client's answer that does not count, and why."""
+
+    client: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Checks:
+    """How strict a server is. None switches a limit off."""
+
+    norm: float | None = 10.0  # longest update, in lengths of the cohort's median update
+    loss: float | None = 1000.0  # largest loss, in medians of the cohort's; smaller lies are the guard's business
+    quorum: int = 1  # valid answers that a round needs
+    too_few: Literal["stop", "skip", "repeat"] = "skip"  # and what happens without them
+    patience: int = 3  # a round is repeated so often; a run ends after so many rounds without an update
+
+    def __post_init__(self) -> None:
+        require(self.norm is None or self.norm > 1, "norm", "above 1, or None", self.norm)
+        require(self.loss is None or self.loss > 1, "loss", "above 1, or None", self.loss)
+        require(self.quorum >= 1, "quorum", "at least 1", self.quorum)
+        require(self.too_few in ("stop", "skip", "repeat"), "too_few", "stop, skip or repeat", self.too_few)
+        require(self.patience >= 1, "patience", "at least 1", self.patience)
+
+
+SIMULATED = Checks(norm=None, loss=None, too_few="stop")  # finite values: what costs next to nothing
+DEPLOYED = Checks()
+
+
+@dataclass(frozen=True, eq=False)
+class Answer:
+    """What one client sent, as it came. `update` is the flat row, or named tensors of it."""
+
+    client: int
+    round: int
+    reports: Mapping[str, Any]
+    update: Any = None
+    buffers: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """What a server asked for."""
+
+    round: int
+    clients: frozenset[int]
+    reports: Mapping[str, tuple[int | None, ...]]  # the shape of one client's value; None is any size
+    layout: Layout | None  # of the update; None in a probe
+    buffers: Tensors
+    dtype: torch.dtype
+    samples: Mapping[int, float]  # what clients said they hold, where they did
+
+
+def expected(
+    method: Method,
+    task: Task,
+    server: Server,
+    clients: Sequence[int],
+    phase: Phase = "train",
+    samples: Mapping[int, float] | None = None,
+) -> Expected:
+    """What these clients should send in this phase of the server's current round."""
+    sizes = {"G": task.layout.size, "C": task.classes, "P": task.personal.size}
+    asked = [name for report in method.reports if phase in report.phases for name in report.gives]
+    trains = phase == "train"
+    return Expected(
+        round=server.memory.round,
+        clients=frozenset(clients),
+        reports={name: tuple(sizes.get(axis) for axis in _axes(name)[1:]) for name in asked},
+        layout=task.layout if trains else None,
+        buffers={name: server.buffers[name] for name, p in task.policies.items() if p == "average" and trains},
+        dtype=server.theta.dtype,
+        samples=samples or {},
+    )
+
+
+def declared(task: Task) -> dict[int, float]:
+    """The sample counts of a federation that the server knows."""
+    return {number: float(len(client.train)) for number, client in enumerate(task.federation.clients)}
+
+
+def _axes(report: str) -> list[str]:
+    return REPORTS[report].shape.strip("[]").split(", ")
+
+
+# --------------------------------------------------------------------------- single answers, from anywhere
+def admitted(
+    answers: Sequence[Answer], wanted: Expected, checks: Checks = DEPLOYED
+) -> tuple[Replies | None, list[Refusal]]:
+    """The answers that count, stacked in the order of clients, and why the others do not. None when none counts.
+
+    The result does not depend on the order of arrival. Copies of one answer count once; a client that sends two different
+    ones has not answered.
+    """
+    good: dict[int, list[Replies]] = {}
+    refused: list[Refusal] = []
+    for answer in answers:
+        try:
+            one = _converted(answer, wanted)
+        except _Bad as why:
+            refused.append(Refusal(answer.client, str(why)))
+        else:
+            good.setdefault(one.clients[0], []).append(one)
+    single: list[Replies] = []
+    for client, copies in good.items():
+        if all(_same(copy, copies[0]) for copy in copies[1:]):
+            single.append(copies[0])
+            refused += [Refusal(client, "counts once: this is a copy of its answer")] * (len(copies) - 1)
+        else:
+            refused.append(Refusal(client, f"sent {len(copies)} different answers to round {wanted.round + 1}"))
+    single, odd = _of_one_shape(single)
+    refused += odd
+    if not single:
+        return None, sorted(refused)
+    replies, more = sound(Replies.join(single), wanted, checks)
+    return replies, sorted([*refused, *more])
+
+
+class _Bad(Exception):  # noqa: N818 - it never leaves this module
+    """Why an answer does not count."""
+
+
+def _converted(answer: Answer, wanted: Expected) -> Replies:
+    """An answer as the replies of one client, in the model's type."""
+    if answer.client not in wanted.clients:
+        raise _Bad("was not asked in this round")
+    if answer.round != wanted.round:
+        raise _Bad(f"answers round {_plus_one(answer.round)}, not round {wanted.round + 1}")
+    _same_names(answer.reports, wanted.reports, "reports")
+    reports = {
+        name: _tensor(answer.reports[name], shape, f"report `{name}`", None) for name, shape in wanted.reports.items()
+    }
+    _same_names(answer.buffers, wanted.buffers, "buffers")
+    buffers = {
+        name: _tensor(answer.buffers[name], tuple(known.shape), f"buffer `{name}`", known.dtype)
+        for name, known in wanted.buffers.items()
+    }
+    update = None
+    if wanted.layout is not None:
+        update = _row(answer.update, wanted.layout, wanted.dtype)[None]
+    elif answer.update is not None:
+        raise _Bad("sent an update that was not asked for")
+    return Replies(
+        (int(answer.client),),
+        {name: value[None] for name, value in reports.items()},
+        update,
+        {name: value[None] for name, value in buffers.items()},
+    )
+
+
+def _plus_one(round: object) -> object:
+    return round + 1 if isinstance(round, int) else round
+
+
+def _same_names(found: Mapping[str, Any], wanted: Mapping[str, Any], what: str) -> None:
+    missing, strange = sorted(set(wanted) - set(found)), sorted(map(str, set(found) - set(wanted)))
+    if missing:
+        raise _Bad(f"{what} without {', '.join(missing)}")
+    if strange:
+        raise _Bad(f"unknown {what}: {', '.join(strange)[:200]}")
+
+
+def _row(update: Any, layout: Layout, dtype: torch.dtype) -> Tensor:
+    if update is None:
+        raise _Bad("sent no update")
+    if not isinstance(update, Mapping):
+        return _tensor(update, (layout.size,), "the update", dtype)
+    _same_names(update, dict.fromkeys(layout.names), "tensors")
+    shapes = dict(zip(layout.names, layout.shapes, strict=True))
+    return layout.join({name: _tensor(update[name], shapes[name], f"`{name}`", dtype) for name in layout.names})
+
+
+def _tensor(value: Any, shape: Sequence[int | None], what: str, dtype: torch.dtype | None) -> Tensor:
+    """A tensor of this shape (nothing is broadcast) and type. `dtype=None` keeps the type it has."""
+    if isinstance(value, (str, bytes)) or value is None:
+        raise _Bad(f"{what} is {type(value).__name__}, not numbers")
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        raise _Bad(f"{what} is {type(value).__name__}, not numbers") from None
+    if tensor.dim() != len(shape) or any(b not in (None, a) for a, b in zip(tensor.shape, shape, strict=True)):
+        raise _Bad(f"{what} has shape {list(tensor.shape)}, not {['any' if s is None else s for s in shape]}")
+    counter = dtype is not None and not dtype.is_floating_point
+    if (
+        tensor.dtype not in TRAVELS
+        and not (counter and tensor.dtype == dtype)
+        and not (dtype is None and _scalar(value))
+    ):
+        raise _Bad(f"{what} has type {str(tensor.dtype).removeprefix('torch.')}")
+    if dtype is None:
+        return tensor if tensor.dtype in TRAVELS else tensor.double()
+    return tensor.to(dtype)
+
+
+def _scalar(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _same(a: Replies, b: Replies) -> bool:
+    pairs = [(a.reports[name], b.reports[name]) for name in a.reports]
+    pairs += [(a.buffers[name], b.buffers[name]) for name in a.buffers]
+    if a.updates is not None and b.updates is not None:
+        pairs.append((a.updates, b.updates))
+    return all(x.shape == y.shape and torch.equal(x.nan_to_num(), y.nan_to_num()) for x, y in pairs)
+
+
+def _of_one_shape(single: Sequence[Replies]) -> tuple[list[Replies], list[Refusal]]:
+    """Reports of a size that nobody knows beforehand (the width of prototypes) must have that of most clients."""
+    kept, refused = list(single), []
+    for name in single[0].reports if single else ():
+        common = Counter(tuple(one.reports[name].shape) for one in kept)
+        shape = max(sorted(common), key=common.__getitem__) if common else ()
+        for one in [one for one in kept if tuple(one.reports[name].shape) != shape]:
+            found = list(one.reports[name].shape[1:])
+            refused.append(Refusal(one.clients[0], f"report `{name}` has shape {found}, not {list(shape[1:])}"))
+            kept.remove(one)
+    for name in single[0].reports if single else ():  # types may differ between clients; a stack has one
+        widest = max((one.reports[name].dtype for one in kept), key=lambda d: d.itemsize, default=None)
+        kept = [replace(one, reports={**one.reports, name: one.reports[name].to(widest)}) for one in kept]
+    return kept, refused
+
+
+# --------------------------------------------------------------------------- numbers of a whole round
+def sound(replies: Replies, wanted: Expected, checks: Checks = DEPLOYED) -> tuple[Replies | None, list[Refusal]]:
+    """The replies without clients whose numbers cannot be true, and the reasons. None when none is left.
+
+    Only what each client sent, and medians over those that are finite, decide. Where updates came as a sum alone, single ones
+    cannot be looked at: see `sums_up`.
+    """
+    why: dict[int, str] = {}
+
+    def refuse(bad: Tensor, reason: str) -> None:
+        for place in bad.nonzero().flatten().tolist():
+            why.setdefault(place, reason)
+
+    for name, value in replies.reports.items():
+        refuse(~_finite(value), f"report `{name}` is not finite")
+    for name, value in replies.buffers.items():
+        refuse(~_finite(value), f"buffer `{name}` is not finite")
+    norms = None if replies.updates is None else Updates(replies.updates).norms()
+    if norms is not None:
+        for place in (~torch.isfinite(norms)).nonzero().flatten().tolist():
+            assert replies.updates is not None
+            if not bool(torch.isfinite(replies.updates[place]).all()):
+                why.setdefault(place, "the update is not finite")
+    _check_samples(replies, wanted.samples, refuse)
+    for name in LOSSES:
+        if name in replies.reports:
+            loss = replies.reports[name].double()
+            refuse(loss < 0, f"report `{name}` is negative")
+            if checks.loss is not None:
+                refuse(_beyond(loss, checks.loss, why), f"report `{name}` is over {checks.loss:g} times the median")
+    if checks.norm is not None:
+        if norms is not None:
+            refuse(
+                _beyond(norms, checks.norm, why), f"the update is over {checks.norm:g} times as long as the median one"
+            )
+        for name, power in LENGTHS.items():
+            if name in replies.reports:
+                limit = checks.norm**power
+                far = _beyond(_lengths(replies.reports[name]), limit, why)
+                refuse(far, f"report `{name}` is over {limit:g} times as large as the median one")
+        for name, value in replies.buffers.items():
+            # Running means may well be near zero at most clients: below a root mean square of 1 nothing is large.
+            usual = value[0].numel() ** 0.5
+            far = _beyond(_lengths(value), checks.norm**2, why, at_least=usual)
+            refuse(far, f"buffer `{name}` is over {checks.norm**2:g} times as large as the median one")
+    if not why:
+        return replies, []
+    refused = [Refusal(replies.clients[place], reason) for place, reason in sorted(why.items())]
+    return only(replies, [place for place in range(len(replies.clients)) if place not in why]), refused
+
+
+def only(replies: Replies, places: Sequence[int]) -> Replies | None:
+    """The replies at these places."""
+    if not places:
+        return None
+    chosen = list(places)
+    return Replies(
+        tuple(replies.clients[place] for place in chosen),
+        {name: value[chosen] for name, value in replies.reports.items()},
+        None if replies.updates is None else replies.updates[chosen],
+        {name: value[chosen] for name, value in replies.buffers.items()},
+    )
+
+
+def sums_up(replies: Replies) -> bool:
+    """Whether a sum of updates is finite, and so every update in it."""
+    return replies.total is None or bool(torch.isfinite(replies.total).all())
+
+
+def _finite(value: Tensor) -> Tensor:
+    """Which clients' values are finite, [m]. A sum that overflows is looked at again."""
+    if not value.is_floating_point():
+        return torch.ones(len(value), dtype=torch.bool)
+    rows = value.reshape(len(value), -1)
+    sure = torch.isfinite(rows.sum(1))
+    for place in (~sure).nonzero().flatten().tolist():
+        sure[place] = torch.isfinite(rows[place]).all()
+    return sure
+
+
+def _lengths(value: Tensor) -> Tensor:
+    return value.double().reshape(len(value), -1).norm(dim=1)
+
+
+def _beyond(values: Tensor, limit: float, refused: Mapping[int, str], at_least: float = 0.0) -> Tensor:
+    """Which values exceed `limit` times the median of those not refused yet; a smaller median counts as `at_least`."""
+    fair = [place for place in range(len(values)) if place not in refused]
+    if len(fair) < COHORT:
+        return torch.zeros(len(values), dtype=torch.bool)
+    middle = values[fair].double().median()  # of an even number the lower one: half of the clients cannot lift it
+    middle = middle.clamp(min=at_least)
+    return (values.double() > limit * middle) & (middle > 0)
+
+
+def _check_samples(replies: Replies, known: Mapping[int, float], refuse: Callable[[Tensor, str], None]) -> None:
+    if "samples" not in replies.reports:
+        return
+    samples = replies.reports["samples"].double()
+    refuse((samples < 1) | (samples != samples.round()), "report `samples` is not a whole number above zero")
+    said = torch.tensor([known.get(client, float(n)) for client, n in zip(replies.clients, samples, strict=True)])
+    refuse(samples != said.to(samples), "report `samples` is not the number that the client first gave")
