@@ -44,7 +44,9 @@ def test_run_prints_clients_domains_and_figures(tmp_path):
     ):
         assert word in done.stdout
     (folder,) = (tmp_path / "runs").iterdir()
-    assert {p.name for p in folder.iterdir()} == {"manifest.json", "records.parquet", "weights.parquet"}
+    assert {p.name for p in folder.iterdir()} == {
+        "manifest.json", "records.parquet", "weights.parquet", "model.safetensors"
+    }  # fmt: skip
 
 
 def test_compare_prints_one_table_and_says_what_it_shows(tmp_path):

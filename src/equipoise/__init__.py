@@ -3,6 +3,7 @@
 from equipoise import methods
 from equipoise.comparison import Comparison, compare
 from equipoise.data import Client, Federation, Protocol, load_federation
+from equipoise.loading import Loaded, load
 from equipoise.method import Method, parse, register
 from equipoise.models import Staged, build_model
 from equipoise.round import Aggregated, aggregate, client_round, server_round
@@ -20,6 +21,7 @@ __all__ = [
     "EquipoiseWarning",
     "Federation",
     "Layout",
+    "Loaded",
     "Method",
     "Outputs",
     "Protocol",
@@ -30,6 +32,7 @@ __all__ = [
     "build_model",
     "client_round",
     "compare",
+    "load",
     "load_federation",
     "methods",
     "parse",

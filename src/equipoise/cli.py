@@ -20,13 +20,12 @@ from rich.table import Table
 
 from equipoise.comparison import Comparison, best_for_the_worst, in_words, tabulate
 from equipoise.data import DATASETS, Federation, load_federation
-from equipoise.experiment import Failure, Job, Outcome, execute, execute_all, jobs, worst_and_average
+from equipoise.experiment import Failure, Job, Outcome, execute_all, jobs, recorded, worst_and_average
 from equipoise.experiment import Progress as Step
 from equipoise.grammar import fitted, split_list
 from equipoise.method import METHODS, ROLES, parse
 from equipoise.metrics import figures
 from equipoise.models import MODELS
-from equipoise.records import save
 from equipoise.runners import RunnerName
 from equipoise.simulation import RoundRecord, Run, check_options
 from equipoise.task import Task
@@ -149,8 +148,7 @@ def run(
             if scored:
                 bar.update(line, note=_standing(*scored))
 
-        result = execute(job, show)
-    place = save(result, out)
+        result, place = recorded(job, out, show)
     _notes((*data.notes, *result.warnings))
     screen.print(_run_table(result))
     screen.print(f"{_seconds(result.seconds)} with the {result.runner} runner. Records: {place}", soft_wrap=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import signal
 import warnings
@@ -16,9 +17,10 @@ import torch
 
 from equipoise.data import Federation, load_federation
 from equipoise.grammar import require
+from equipoise.live import View, open_view
 from equipoise.method import parse
 from equipoise.metrics import figures
-from equipoise.records import save
+from equipoise.records import Recorded, Recorder, read, run_name
 from equipoise.runners import RunnerName, cores
 from equipoise.runners.processes import without_main
 from equipoise.simulation import RoundRecord, Run, run
@@ -41,6 +43,7 @@ class Job:
     device: str = "cpu"
     eval_every: int = 1
     with_validation: bool = False
+    live: tuple[str, ...] = ()  # other views of the same records: `mlflow`, `tensorboard`
 
 
 @dataclass(frozen=True)
@@ -81,7 +84,12 @@ def jobs(methods: Sequence[str], dataset: str, seeds: Sequence[int], template: J
     return [replace(one, method=method, seed=seed) for method in methods for seed in seeds]
 
 
-def execute(job: Job, on_round: Callable[[RoundRecord], None] | None = None, threads: int | None = None) -> Run:
+def execute(
+    job: Job,
+    on_round: Callable[[RoundRecord], None] | None = None,
+    threads: int | None = None,
+    on_begin: Callable[[Run], None] | None = None,
+) -> Run:
     """Do one run."""
     method = parse(job.method)
     data: Federation = load_federation(job.dataset)
@@ -100,13 +108,71 @@ def execute(job: Job, on_round: Callable[[RoundRecord], None] | None = None, thr
         eval_every=job.eval_every,
         threads=threads,
         on_round=on_round,
+        on_begin=on_begin,
     )
 
 
-def outcome(result: Run, folder: Path) -> Outcome:
-    """Store a run and keep its final values."""
-    place = save(result, folder)
-    return Outcome(str(result.method), result.seed, result.by_domain(), result.seconds, place, result.warnings)
+class AlreadyDoneError(Exception):
+    """A run of the same settings is finished already; its folder is the first argument."""
+
+
+def recorded(
+    job: Job,
+    folder: Path,
+    on_round: Callable[[RoundRecord], None] | None = None,
+    threads: int | None = None,
+    again: bool = True,
+) -> tuple[Run, Path]:
+    """Do one run, and write its folder while it goes. A run that was cut off starts again.
+
+    With `again=False` a run of the same settings that is finished is not done twice: AlreadyDoneError names its folder.
+    """
+    writers: list[Recorder | View] = []
+
+    def begin(run: Run) -> None:
+        place = folder / run_name(run)
+        if not again and is_finished(place):
+            raise AlreadyDoneError(place)
+        writers.append(Recorder(run, folder))
+        writers.extend(open_view(name, run, folder) for name in job.live)
+
+    def add(record: RoundRecord) -> None:
+        for writer in writers:
+            writer.add(record)
+        if on_round:
+            on_round(record)
+
+    try:
+        result = execute(job, add, threads, begin)
+    except AlreadyDoneError:
+        raise
+    except (Exception, KeyboardInterrupt) as error:
+        for writer in writers:
+            writer.fail(str(error) or type(error).__name__)
+        raise
+    for writer in writers:
+        writer.finish(result)
+    return result, folder / run_name(result)
+
+
+def is_finished(place: Path) -> bool:
+    """Whether a folder holds a whole run."""
+    try:
+        return read(place).finished
+    except EquipoiseError:
+        return False
+
+
+def outcome(run: Recorded) -> Outcome:
+    """What a comparison keeps of a stored run: the final accuracy of each domain, the mean over its clients."""
+    final = run.curve()[1][-1]
+    by_domain: dict[str, list[float]] = {}
+    for domain, value in zip(run.domains, final.tolist(), strict=True):
+        if not math.isnan(value):
+            by_domain.setdefault(domain, []).append(value)
+    means = {domain: sum(values) / len(values) for domain, values in by_domain.items()}
+    facts = run.manifest
+    return Outcome(run.method, run.seed, means, facts["seconds"], run.place, tuple(facts["warnings"]))
 
 
 def worst_and_average(record: RoundRecord) -> tuple[float, float] | None:
@@ -122,8 +188,8 @@ def execute_all(
 ) -> Iterator[Outcome | Failure]:
     """Do all runs, as many at once as there are cores, and give each outcome when it is there.
 
-    A run that cannot be done (it diverges, say) is a `Failure`; the others go on. When the caller stops listening, so do the
-    workers.
+    What is finished already, with the same settings, is not done again. A run that cannot be done (it diverges, say) is a
+    `Failure`; the others go on. When the caller stops listening, so do the workers.
     """
     count = min(workers or cores(), len(todo))
     require(count >= 1, "workers", "at least 1", workers)
@@ -183,7 +249,11 @@ def _work(pipe: Connection, folder: Path, threads: int) -> None:
                 pipe.send(Progress(number, record.round, *scored))
 
         try:
-            pipe.send(outcome(execute(job, tell, threads), folder))
+            try:
+                place = recorded(job, folder, tell, threads, again=False)[1]
+            except AlreadyDoneError as done:
+                place = done.args[0]
+            pipe.send(outcome(read(place)))
         except EquipoiseError as error:
             pipe.send(Failure(job.method, job.seed, str(error)))
         except Exception as error:  # the parent raises it

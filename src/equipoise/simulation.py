@@ -6,12 +6,13 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from equipoise import seeds
 from equipoise.data import Federation, load_federation
+from equipoise.data.federation import Split
 from equipoise.evaluation import Score, evaluate, scored_model
 from equipoise.grammar import require
 from equipoise.method import Method, parse
@@ -106,10 +107,12 @@ def run(
     eval_every: int = 1,
     threads: int | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
+    on_begin: Callable[[Run], None] | None = None,
 ) -> Run:
     """Train a method on a federation. What is not given comes from the federation's protocol.
 
-    `threads` is the number of cores to use, by default all of them; `on_round` is called after every round.
+    `threads` is the number of cores to use, by default all of them; `on_begin` is called with the run before its first round,
+    `on_round` after every round. Where clients have validation data, they are scored on it as well.
 
     >>> result = run("fedavg", "gaussians", rounds=2)
     >>> sorted(result.values()) == sorted(result.values("accuracy", "test"))
@@ -132,6 +135,24 @@ def run(
     states = ClientStates()
     records: list[RoundRecord] = []
     said: dict[str, str] = {}
+    splits: tuple[Split, ...] = ("test", "validation") if any(len(c.validation) for c in data.clients) else ("test",)
+    settings = {"rounds": total, "participation": part, "buffers": buffers, "device": device, "eval_every": eval_every}
+    start = Run(
+        method=chosen,
+        federation=data,
+        task=task,
+        server=server,
+        states=states,
+        rounds=(),
+        seed=seed,
+        participation=part,
+        runner=name,
+        scored=scored_model(chosen, task),
+        settings=settings,
+        model=_model_name(model, data),
+    )
+    if on_begin:
+        on_begin(start)
     overruled = _overruled(chosen, training)
     began = time.perf_counter()
     with opened(name, chosen, task, count, at_hand) as compute:
@@ -147,30 +168,14 @@ def run(
                     said[kind] = text
                     warnings.warn(text, EquipoiseWarning, stacklevel=2)
             due = r == total - 1 or (r + 1) % eval_every == 0
-            scores = evaluate(chosen, task, server, states, data) if due else []
+            scores = evaluate(chosen, task, server, states, data, splits) if due else []
             if any(score.metric == "loss" and not math.isfinite(score.value) for score in scores):
                 raise _diverged(chosen, r)
             records.append(_record(r + 1, tuple(clients), result, scores, time.perf_counter() - clock))
             if on_round:
                 on_round(records[-1])
     seconds = time.perf_counter() - began
-    settings = {"rounds": total, "participation": part, "buffers": buffers, "device": device, "eval_every": eval_every}
-    return Run(
-        method=chosen,
-        federation=data,
-        task=task,
-        server=server,
-        states=states,
-        rounds=tuple(records),
-        seed=seed,
-        participation=part,
-        runner=name,
-        scored=scored_model(chosen, task),
-        warnings=tuple(said.values()),
-        seconds=seconds,
-        settings=settings,
-        model=_model_name(model, data),
-    )
+    return replace(start, server=server, rounds=tuple(records), warnings=tuple(said.values()), seconds=seconds)
 
 
 def one_round(
