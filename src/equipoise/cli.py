@@ -26,6 +26,7 @@ from equipoise.grammar import fitted, split_list
 from equipoise.method import METHODS, ROLES, parse
 from equipoise.metrics import figures
 from equipoise.models import MODELS
+from equipoise.report.commands import register as register_reports
 from equipoise.runners import RunnerName
 from equipoise.simulation import RoundRecord, Run, check_options
 from equipoise.task import Task
@@ -339,6 +340,9 @@ def models() -> None:
     for entry in MODELS.values():
         table.add_row(entry.name, entry.title)
     screen.print(table)
+
+
+register_reports(app)
 
 
 # --------------------------------------------------------------------------- reading options

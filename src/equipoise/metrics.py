@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import t as student
+from scipy.special import stdtrit
 from torch import Tensor
 
 from equipoise import seeds
@@ -163,8 +163,12 @@ FORMULAS: dict[str, Formula] = {
     "MIN": Formula(_or_nan(np.min), "the worst client"),
     "MAX": Formula(_or_nan(np.max), "the best client"),
     "range": Formula(_or_nan(np.ptp), "best client minus worst client"),
-    "worst 10 %": Formula(lambda x: share_of(x, 10), "mean of the worst tenth of the clients, rounded up, at least one"),
-    "best 10 %": Formula(lambda x: share_of(x, 10, True), "mean of the best tenth of the clients, rounded up, at least one"),
+    "worst 10 %": Formula(
+        lambda x: share_of(x, 10), "mean of the worst tenth of the clients, rounded up, at least one"
+    ),
+    "best 10 %": Formula(
+        lambda x: share_of(x, 10, True), "mean of the best tenth of the clients, rounded up, at least one"
+    ),
     "Jain": Formula(jain, "(sum x)^2 / (K sum x^2); 1 is equal", percent=False),
     "Gini": Formula(gini, "mean absolute difference / (2 mean); 0 is equal", percent=False),
     "entropy": Formula(entropy, "entropy of x / sum(x), divided by ln K; 1 is equal", percent=False),
@@ -193,7 +197,7 @@ def over_seeds(values: Values) -> Interval:
     mean = float(x.mean())
     if len(x) < 2:
         return Interval(mean, math.nan, math.nan)
-    half = float(student.ppf(0.975, len(x) - 1) * x.std(ddof=1) / math.sqrt(len(x)))
+    half = float(stdtrit(len(x) - 1, 0.975) * x.std(ddof=1) / math.sqrt(len(x)))
     return Interval(mean, mean - half, mean + half)
 
 
@@ -213,6 +217,9 @@ def bootstrap(accuracy: float, samples: int, draws: int = 4000) -> Interval:
     """
     if samples < 1 or math.isnan(accuracy):
         return Interval(accuracy, math.nan, math.nan)
-    hits = seeds.numpy_generator("bootstrap", samples).binomial(samples, min(1.0, max(0.0, accuracy)), draws) / samples
+    hits = (
+        np.random.default_rng(seeds.key("bootstrap", samples)).binomial(samples, min(1.0, max(0.0, accuracy)), draws)
+        / samples
+    )
     low, high = np.quantile(hits, (0.025, 0.975))
     return Interval(accuracy, float(low), float(high))

@@ -94,6 +94,7 @@ def manifest(run: Run, status: str = "finished", why: str = "") -> dict[str, Any
         },
         "model": run.model,
         "training": asdict(run.task.training),
+        "demanded": dict(run.method.training),  # of the training above, what the method and not the user decides
         **run.settings,
         "seed": run.seed,
         "runner": run.runner,

@@ -1,0 +1,1 @@
+"""One page that shows who gained and who paid."""
