@@ -89,7 +89,7 @@ def test_a_run_that_fails_says_so_in_its_folder(tmp_path):
 
 def test_outcomes_come_from_the_folder(tmp_path):
     result = run("fedavg", blobs(), rounds=2)
-    found = outcome(read(save(result, tmp_path)))
+    found = outcome(read(save(result, tmp_path)), "blobs")
     assert found.by_domain == pytest.approx(result.by_domain())
     rounds, values = read(found.folder).curve("loss", "validation")
     assert rounds.tolist() == [1, 2]

@@ -23,10 +23,14 @@ from equipoise.data import DATASETS, Federation, load_federation
 from equipoise.experiment import Failure, Job, Outcome, execute_all, jobs, recorded, worst_and_average
 from equipoise.experiment import Progress as Step
 from equipoise.grammar import fitted, split_list
+from equipoise.live import VIEWS
 from equipoise.method import METHODS, ROLES, parse
 from equipoise.metrics import figures
 from equipoise.models import MODELS
+from equipoise.plan import read_plan
+from equipoise.records import read
 from equipoise.report.commands import register as register_reports
+from equipoise.report.page import write as write_report
 from equipoise.runners import RunnerName
 from equipoise.simulation import RoundRecord, Run, check_options
 from equipoise.task import Task
@@ -86,6 +90,9 @@ Device = Annotated[str, typer.Option(help="cpu, cuda or mps")]
 EvalEvery = Annotated[int, typer.Option(help="evaluate every n rounds; the last one always is")]
 RunnerOption = Annotated[str, typer.Option(help=", ".join(get_args(RunnerName)))]
 Out = Annotated[Path, typer.Option(help="where run folders go")]
+Live = Annotated[
+    str | None, typer.Option(help="watch the run in `mlflow` or `tensorboard`, or both, separated by a comma")
+]
 
 
 @app.command()
@@ -115,9 +122,14 @@ def run(
     partition: Deal = None,
     schema: SchemaFile = None,
     skip_bad: SkipBad = False,
+    live: Live = None,
     out: Out = Path("runs"),
 ) -> None:
-    """Train one method, and show what every domain and client got."""
+    """Train one method, and show what every domain and client got; or do all that an experiment file (TOML) asks for."""
+    if Path(dataset).suffix == ".toml":
+        _use_data_folder(data_dir)
+        _experiment([replace(job, live=_live(live)) for job in read_plan(Path(dataset))], out, workers=None)
+        return
     parse(method)  # say what is wrong with the method before anything is loaded
     dataset = _source(dataset, data_dir, label, client, domain, image_size, ignore, partition, schema, skip_bad)
     data = load_federation(dataset)
@@ -132,6 +144,7 @@ def run(
         runner=_runner(runner),
         device=device,
         eval_every=eval_every,
+        live=_live(live),
     )
     total = _checked_rounds(job, data)
     _applicable([method], data, job, by_default=False)
@@ -185,9 +198,13 @@ def compare(
     partition: Deal = None,
     schema: SchemaFile = None,
     skip_bad: SkipBad = False,
+    live: Live = None,
     out: Out = Path("runs"),
 ) -> None:
-    """Train several methods with several seeds, and print one table."""
+    """Train several methods with several seeds; print one table, and write the report.
+
+    What is finished already is not done again. fedavg and local_only are added as references.
+    """
     dataset = _source(dataset, data_dir, label, client, domain, image_size, ignore, partition, schema, skip_bad)
     data = load_federation(dataset)
     wanted = list(METHODS) if methods == "all" else split_list(COMPARED if methods is None else methods)
@@ -202,14 +219,26 @@ def compare(
         runner=_runner(runner),
         device=device,
         eval_every=eval_every,
+        live=_live(live),
     )
-    total = _checked_rounds(template, data)
+    _checked_rounds(template, data)
     names = _applicable(names, data, template, by_default=methods in (None, "all"))
-    numbers = _seeds(seeds)
-    todo = jobs(names, dataset, numbers, template)
-    screen.print(
-        f"{len(data)} clients, {len(data.domains)} domains, {len(names)} methods x {len(numbers)} seeds, {total} rounds each."
-    )
+    called = {call.name for name in names for call in parse(name).calls[:1] if len(parse(name).calls) == 1}
+    names += [reference for reference in ("fedavg", "local_only") if reference not in called]
+    _experiment(jobs(names, dataset, _seeds(seeds), template), out, workers)
+
+
+def _experiment(todo: Sequence[Job], out: Path, workers: int | None) -> None:
+    """Do all runs, show a table for each data set, and write the report."""
+    data = {dataset: load_federation(dataset) for dataset in dict.fromkeys(job.dataset for job in todo)}
+    totals = [_checked_rounds(job, data[job.dataset]) for job in todo]
+    for dataset, federation in data.items():
+        own = [job for job in todo if job.dataset == dataset]
+        counts = len({job.method for job in own}), len({job.seed for job in own})
+        screen.print(
+            f"{len(federation)} clients, {len(federation.domains)} domains, {counts[0]} methods x {counts[1]} seeds, "
+            f"{totals[todo.index(own[0])]} rounds each."
+        )
     outcomes: list[Outcome] = []
     failures: list[Failure] = []
     stopped = False
@@ -220,7 +249,7 @@ def compare(
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=errors) as bar:
-        show = _shown_progress(bar, todo, total)
+        show = _shown_progress(bar, todo, totals)
         try:
             for found in execute_all(todo, out, show, workers):
                 if isinstance(found, Failure):
@@ -230,15 +259,21 @@ def compare(
         except KeyboardInterrupt:
             stopped = True
     warned = {text.split(":")[0]: text for found in outcomes for text in found.warnings}
-    _notes((*data.notes, *warned.values(), *(f"{f.method}, seed {f.seed}, is missing: {f.why}" for f in failures)))
+    notes = [note for federation in data.values() for note in federation.notes]
+    _notes((*notes, *warned.values(), *(f"{f.method}, seed {f.seed}, is missing: {f.why}" for f in failures)))
+    for dataset, federation in data.items():
+        ours = [found for found in outcomes if found.dataset == dataset]
+        if ours:
+            names = list(dict.fromkeys(job.method for job in todo if job.dataset == dataset))
+            position = {str(parse(name).for_data(federation.name)): i for i, name in enumerate(names)}
+            ordered = sorted(ours, key=lambda o: (position.get(o.method, len(position)), o.seed))
+            table = tabulate([(found.method, found.by_domain) for found in ordered])
+            screen.print(_comparison_table(table, federation.name))
+            for sentence in in_words(table):
+                screen.print(escape(sentence), soft_wrap=True)
     if outcomes:
-        position = {str(parse(name).for_data(data.name)): i for i, name in enumerate(names)}
-        ordered = sorted(outcomes, key=lambda o: (position.get(o.method, len(names)), o.seed))
-        table = tabulate([(found.method, found.by_domain) for found in ordered])
-        screen.print(_comparison_table(table, data.name))
-        for sentence in in_words(table):
-            screen.print(escape(sentence), soft_wrap=True)
-        screen.print(f"\nRuns: {out}/. Try next:", soft_wrap=True)
+        page = write_report([read(found.folder) for found in outcomes], out / "report.html")[0]
+        screen.print(f"\nReport: {page}\nRuns: {out}/. Try next:", soft_wrap=True)
         for command in _next_commands(dataset, best_for_the_worst(table)):
             screen.print(f"  {escape(command)}", soft_wrap=True)
     if stopped:
@@ -405,6 +440,11 @@ def _training(
     return replace(data.protocol.training, **changes) if changes else None  # type: ignore[arg-type]
 
 
+def _live(text: str | None) -> tuple[str, ...]:
+    chosen = split_list(text or "")
+    return tuple(str(fitted(name, Literal[tuple(VIEWS)], "--live")) for name in chosen)
+
+
 def _runner(name: str) -> RunnerName:
     return fitted(name, Literal[get_args(RunnerName)], "--runner")  # type: ignore[return-value]
 
@@ -453,14 +493,14 @@ def _standing(worst: float, average: float) -> str:
     return f"average {100 * average:.1f} %, worst client {100 * worst:.1f} %"
 
 
-def _shown_progress(bar: Progress, todo: Sequence[Job], total: int) -> Callable[[Step], None]:
+def _shown_progress(bar: Progress, todo: Sequence[Job], totals: Sequence[int]) -> Callable[[Step], None]:
     """A line for all runs and one a method."""
-    whole = bar.add_task("all runs", total=total * len(todo), note="")
+    whole = bar.add_task("all runs", total=sum(totals), note="")
     lines: dict[str, TaskID] = {}
     for job in todo:
         if job.method not in lines:
-            count = sum(other.method == job.method for other in todo)
-            lines[job.method] = bar.add_task(escape(job.method), total=total * count, note="")
+            rounds = sum(n for n, other in zip(totals, todo, strict=True) if other.method == job.method)
+            lines[job.method] = bar.add_task(escape(job.method), total=rounds, note="")
     reached: dict[int, int] = {}
 
     def show(step: Step) -> None:

@@ -75,6 +75,7 @@ class Outcome:
     seconds: float
     folder: Path
     warnings: tuple[str, ...]
+    dataset: str  # as the job names it
 
 
 def jobs(methods: Sequence[str], dataset: str, seeds: Sequence[int], template: Job) -> list[Job]:
@@ -163,7 +164,7 @@ def is_finished(place: Path) -> bool:
         return False
 
 
-def outcome(run: Recorded) -> Outcome:
+def outcome(run: Recorded, dataset: str) -> Outcome:
     """What a comparison keeps of a stored run: the final accuracy of each domain, the mean over its clients."""
     final = run.curve()[1][-1]
     by_domain: dict[str, list[float]] = {}
@@ -172,7 +173,7 @@ def outcome(run: Recorded) -> Outcome:
             by_domain.setdefault(domain, []).append(value)
     means = {domain: sum(values) / len(values) for domain, values in by_domain.items()}
     facts = run.manifest
-    return Outcome(run.method, run.seed, means, facts["seconds"], run.place, tuple(facts["warnings"]))
+    return Outcome(run.method, run.seed, means, facts["seconds"], run.place, tuple(facts["warnings"]), dataset)
 
 
 def worst_and_average(record: RoundRecord) -> tuple[float, float] | None:
@@ -253,7 +254,7 @@ def _work(pipe: Connection, folder: Path, threads: int) -> None:
                 place = recorded(job, folder, tell, threads, again=False)[1]
             except AlreadyDoneError as done:
                 place = done.args[0]
-            pipe.send(outcome(read(place)))
+            pipe.send(outcome(read(place), job.dataset))
         except EquipoiseError as error:
             pipe.send(Failure(job.method, job.seed, str(error)))
         except Exception as error:  # the parent raises it

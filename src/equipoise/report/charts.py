@@ -141,15 +141,16 @@ def extent(panel: Panel) -> tuple[tuple[float, float], tuple[float, float]]:
             case Points(x=x, y=y):
                 xs += x
                 ys += y
-    return _padded(xs, named=False), _padded(ys, named=panel.rows)
+    labels = any(isinstance(mark, Points) and mark.label for mark in panel.marks)
+    return _padded(xs, 0.15 if labels else 0.04), _padded(ys, 0.12 if labels else 0.04, panel.rows)
 
 
-def _padded(values: Sequence[float], named: bool) -> tuple[float, float]:
+def _padded(values: Sequence[float], margin: float, named: bool = False) -> tuple[float, float]:
     finite = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
     low, high = min(finite), max(finite)
     if named:
         return low - 0.6, high + 0.6
-    gap = 0.04 * (high - low) or 0.5
+    gap = margin * (high - low) or 0.5
     return (low - gap if low != 0 else low), high + gap
 
 

@@ -58,7 +58,8 @@ def page(found: Sequence[Study], problems: Sequence[str] = ()) -> str:
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
         f"<title>Equipoise: {names}</title><style>{style}</style></head><body><header><strong>Equipoise</strong>"
         "<button id='theme' title='light or dark'>light / dark</button></header><main>"
-        f"{notes}{sections}</main><div id='tip' role='status'></div><script>{(HERE / 'page.js').read_text()}</script></body></html>"
+        f"{notes}{sections}</main><div id='tip' role='status'></div>"
+        f"<script>{(HERE / 'page.js').read_text()}</script></body></html>"
     )
 
 
@@ -105,7 +106,8 @@ def _front(study: Study) -> str:
     definitions = "; ".join(f"{name}: {DEFINITIONS[name]}" for name in tables.FRONT)
     return (
         _table(tables.header(), tables.body(study), bold)
-        + "<p class='caption'>Test accuracy in percent after the last round, over clients: mean ± half of the 95 % interval (Student's t) "
+        + "<p class='caption'>Test accuracy in percent after the last round, over clients: mean ± half of the 95 % "
+        "interval (Student's t) "
         f"over seeds. {escape(definitions)}. Upload is that of a client in a round. Bold is best; references do not count.</p>"
     )
 
@@ -132,8 +134,8 @@ def _check(study: Study) -> str:
         )
     against = " and local-only training" if study.alone else ""
     return (
-        f"<h2>Levelling down</h2><p class='caption'>Against {escape(study.reference)}{against}, on means over seeds: did the worst "
-        f"rise, did the average hold, who was pushed below what it could do alone?</p>{''.join(items)}"
+        f"<h2>Levelling down</h2><p class='caption'>Against {escape(study.reference)}{against}, on means over seeds: did "
+        f"the worst rise, did the average hold, who was pushed below what it could do alone?</p>{''.join(items)}"
     )
 
 
@@ -147,8 +149,8 @@ def _cost(study: Study) -> str:
         "<figure id='cost'><h3>Cost</h3>"
         + _table(*tables.costs(study))
         + "<figcaption>Upload: shared and personal tensors, averaged "
-        "buffers and reports of one client in one round. GFLOP: three forward passes of the wrapped model for every sample that "
-        "the mean client trains on in a round; a method's own further passes are not counted. Seconds: all clients of a round, on "
+        "buffers and reports of one client in one round. GFLOP: three forward passes of the wrapped model for every sample "
+        "that the mean client trains on in a round; a method's own further passes are not counted. Seconds: all clients, on "
         "the machine of the run.</figcaption></figure>"
     )
 

@@ -137,7 +137,7 @@ def convergence(study: Study) -> Chart | None:
             dashed = method not in (study.reference, *study.rivals)
             lines.append(Line(method, _same_rounds(study, method), mean, study.colour(method), low, high, dashed))
         panels.append(Panel(name, lines, "round", f"{name} in percent"))
-    caption = "AVG, STD (ddof 0) and MIN over clients of the test accuracy; the line is the mean over seeds, the band their range."
+    caption = "AVG, STD (ddof 0) and MIN over clients of the test accuracy; line: mean over seeds, band: their range."
     return Chart("convergence", "Convergence", caption, panels)
 
 
@@ -187,8 +187,9 @@ def pareto(study: Study) -> Chart | None:
             marks.append(Line(f"sweep of {name}", [p[0] for p in path], [p[1] for p in path], 5))
         panels.append(Panel("", marks, f"{figure} in percent", "AVG in percent"))
     caption = (
-        "Utility (AVG) against fairness: STD (ddof 0; left is fairer) and MIN (right is fairer) over clients, mean over seeds. The "
-        "dashed line joins the methods that no other one beats in both; references are not counted. Sweeps of a parameter are joined."
+        "Utility (AVG) against fairness: STD (ddof 0; left is fairer) and MIN (right is fairer) over clients, mean over "
+        "seeds. The dashed line joins the methods that no other one beats in both; references are not counted. Sweeps of a "
+        "parameter are joined."
     )
     return Chart("pareto", "Utility against fairness", caption, panels)
 
@@ -236,7 +237,9 @@ def gaps(study: Study) -> Chart | None:
         x, y, _ = histogram(values[~np.isnan(values)].tolist(), low, high, 15)
         lines.append(Line(method, x, [100 * v for v in y], study.colour(method)))
     panel = Panel("", lines, "loss gap", "percent of the clients", wide=True)
-    caption = "All clients of all seeds, last round, in 15 bins. A loss gap is the test loss minus that of the client's own model."
+    caption = (
+        "All clients of all seeds, last round, 15 bins. A loss gap: the test loss minus that of the client's own model."
+    )
     return Chart("gaps", "Distribution of loss gaps", caption, [panel])
 
 
@@ -254,7 +257,9 @@ def optima(study: Study) -> Chart | None:
         notes = [f"{study.any.clients[k]}: {values[k]:.3f}" for k in there]
         points.append(Points("local_only", values[there].tolist(), [float(i)] * len(there), 0, notes))
         ticks[float(i)] = split
-    caption = "Loss of every client's own model (local_only, last round, mean over seeds). A wide range means unequal difficulty."
+    caption = (
+        "Loss of every client's own model (local_only, last round, mean over seeds). A wide range: unequal difficulty."
+    )
     return Chart(
         "optima", "What clients can reach alone", caption, [Panel("", points, "loss", y_ticks=ticks, wide=True)]
     )
@@ -271,7 +276,7 @@ def weights(study: Study) -> Chart | None:
         table = run.weights
         place = {name: i for i, name in enumerate(run.clients)}
         first = table["figure"][0].as_py() if table.num_rows else ""
-        rows = [r for r in zip(*(table[c].to_pylist() for c in ("round", "client", "weight", "figure")), strict=True)]
+        rows = list(zip(*(table[c].to_pylist() for c in ("round", "client", "weight", "figure")), strict=True))
         grid = np.full((len(place), int(run.manifest["rounds"])), np.nan)
         for r, client, weight, figure in rows:
             if figure == first and client in place:
@@ -280,7 +285,7 @@ def weights(study: Study) -> Chart | None:
         reasons = f" (from {', '.join(names)})" if names else ""
         panels.append(heat(f"{method}{reasons}", grid, run.clients, study.colour(method), "round"))
     caption = (
-        "The factor on each client's update, first seed; darker is more. In brackets the figures that a weight came from, which "
+        "The factor on each client's update, first seed; darker is more. In brackets the figures that a weight came from; "
         "weights.parquet holds for every client and round. Empty: the client did not take part."
     )
     return Chart("weights", "Weights over rounds", caption, panels, one_at_a_time=True) if panels else None

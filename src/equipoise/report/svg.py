@@ -86,7 +86,8 @@ def _panel(panel: Panel) -> str:
     out += [_mark(mark, x, y) for mark in panel.marks]
     if panel.x_label:
         out.append(
-            f'<text class="axis" x="{(left + width) / 2:g}" y="{height - 4:g}" text-anchor="middle">{escape(panel.x_label)}</text>'
+            f'<text class="axis" x="{(left + width) / 2:g}" y="{height - 4:g}" text-anchor="middle">'
+            f"{escape(panel.x_label)}</text>"
         )
     if panel.y_label:
         middle = top + inner / 2
@@ -106,7 +107,8 @@ def _axes(
         if not panel.x_ticks:
             out.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{top:g}" y2="{bottom:g}"/>')
         if crowded:
-            out.append(f'<text x="{at:.1f}" y="{bottom + 12:g}" text-anchor="end" transform="rotate(-45 {at:.1f} {bottom + 12:g})">'
+            turn = f"rotate(-45 {at:.1f} {bottom + 12:g})"
+            out.append(f'<text x="{at:.1f}" y="{bottom + 12:g}" text-anchor="end" transform="{turn}">'
                        f"{escape(_short(name, 16))}</text>")  # fmt: skip
         else:
             out.append(f'<text x="{at:.1f}" y="{bottom + 15:g}" text-anchor="middle">{escape(_short(name, 18))}</text>')
@@ -143,7 +145,8 @@ def _pieces(mark: Mark, x: Scale, y: Scale) -> list[str]:
             ]
             if mark.label and len(mark.x):
                 out.append(
-                    f'<text class="name" x="{x(mark.x[0]) + 8:.1f}" y="{y(mark.y[0]) - 6:.1f}">{escape(_short(mark.name, 14))}</text>'
+                    f'<text class="name" x="{x(mark.x[0]):.1f}" y="{y(mark.y[0]) - 9:.1f}" text-anchor="middle">'
+                    f"{escape(_short(mark.name, 18))}</text>"
                 )
             return out
         case Bars():
@@ -169,7 +172,8 @@ def _pieces(mark: Mark, x: Scale, y: Scale) -> list[str]:
             return out
         case Ticks():
             return [
-                f'<line x1="{x(a):.1f}" x2="{x(a):.1f}" y1="{y(row) - 8:.1f}" y2="{y(row) + 8:.1f}"{_note(f"{mark.name}: {a:.1f}")}/>'
+                f'<line x1="{x(a):.1f}" x2="{x(a):.1f}" y1="{y(row) - 8:.1f}" y2="{y(row) + 8:.1f}"'
+                f"{_note(f'{mark.name}: {a:.1f}')}/>"
                 for a, row in zip(mark.x, mark.rows, strict=True)
                 if math.isfinite(a)
             ]

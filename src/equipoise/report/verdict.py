@@ -47,7 +47,7 @@ def levelling_down(
     rise = float(after.min() - before.min())
     change = float(after.mean() - before.mean())
     fall = before - after
-    hurt = [n for n, f in zip(names, fall, strict=True) if f > CLIENT and f > rise + DIGIT]
+    hurt = [n for n, f in zip(names, fall, strict=True) if f > CLIENT + DIGIT and f > rise + DIGIT]
     reasons = [
         Reason(rise >= -DIGIT, f"the worst client {_moved(rise)}, from {_pp(before.min())} to {_pp(after.min())} %"),
         Reason(change > -AVERAGE, f"the average {_moved(change)} (it may fall by less than {_pp(AVERAGE)})"),
