@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -18,6 +18,7 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from equipoise import analysis
 from equipoise.comparison import Comparison, best_for_the_worst, in_words, tabulate
 from equipoise.data import DATASETS, Federation, load_federation
 from equipoise.experiment import Failure, Job, Outcome, execute_all, jobs, recorded, worst_and_average
@@ -123,12 +124,17 @@ def run(
     schema: SchemaFile = None,
     skip_bad: SkipBad = False,
     live: Live = None,
+    keep: Annotated[
+        str | None, typer.Option(help=f"keep for plots, separated by commas: {', '.join(analysis.KINDS)}")
+    ] = None,
     out: Out = Path("runs"),
 ) -> None:
     """Train one method, and show what every domain and client got; or do all that an experiment file (TOML) asks for."""
     if Path(dataset).suffix == ".toml":
         _use_data_folder(data_dir)
-        _experiment([replace(job, live=_live(live)) for job in read_plan(Path(dataset))], out, workers=None)
+        _experiment(
+            [replace(job, live=_chosen(live, VIEWS, "--live")) for job in read_plan(Path(dataset))], out, workers=None
+        )
         return
     parse(method)  # say what is wrong with the method before anything is loaded
     dataset = _source(dataset, data_dir, label, client, domain, image_size, ignore, partition, schema, skip_bad)
@@ -144,7 +150,8 @@ def run(
         runner=_runner(runner),
         device=device,
         eval_every=eval_every,
-        live=_live(live),
+        live=_chosen(live, VIEWS, "--live"),
+        keep=_chosen(keep, analysis.KINDS, "--keep"),
     )
     total = _checked_rounds(job, data)
     _applicable([method], data, job, by_default=False)
@@ -219,7 +226,7 @@ def compare(
         runner=_runner(runner),
         device=device,
         eval_every=eval_every,
-        live=_live(live),
+        live=_chosen(live, VIEWS, "--live"),
     )
     _checked_rounds(template, data)
     names = _applicable(names, data, template, by_default=methods in (None, "all"))
@@ -440,9 +447,8 @@ def _training(
     return replace(data.protocol.training, **changes) if changes else None  # type: ignore[arg-type]
 
 
-def _live(text: str | None) -> tuple[str, ...]:
-    chosen = split_list(text or "")
-    return tuple(str(fitted(name, Literal[tuple(VIEWS)], "--live")) for name in chosen)
+def _chosen(text: str | None, known: Iterable[str], option: str) -> tuple[str, ...]:
+    return tuple(str(fitted(name, Literal[tuple(known)], option)) for name in split_list(text or ""))
 
 
 def _runner(name: str) -> RunnerName:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from equipoise import analysis
 from equipoise.data import Federation, load_federation
 from equipoise.grammar import require
 from equipoise.live import View, open_view
@@ -44,6 +45,7 @@ class Job:
     eval_every: int = 1
     with_validation: bool = False
     live: tuple[str, ...] = ()  # other views of the same records: `mlflow`, `tensorboard`
+    keep: tuple[str, ...] = ()  # what is kept beyond the records, see `analysis.py`
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,9 @@ def recorded(
         raise
     for writer in writers:
         writer.finish(result)
-    return result, folder / run_name(result)
+    place = folder / run_name(result)
+    analysis.write(result, job.keep, place)
+    return result, place
 
 
 def is_finished(place: Path) -> bool:
