@@ -87,8 +87,8 @@ def separators(study: Study) -> Chart | None:
     panels = []
     for method, found in kept(study, "separators").items():
         names = [f"{d}, class {c}" for d, c in zip(found["domains"], found["classes"], strict=True)]
-        border = Points("border", *zip(*found["border"], strict=True), 6, small=True) if found["border"] else None
-        marks = [*_scattered(found["points"], names), *([border] if border else [])]
+        x, y = ([place[axis] for place in found["border"]] for axis in (0, 1))
+        marks = [*_scattered(found["points"], names), Points("border", x, y, 6, small=True)]
         panels.append(Panel(method, marks, "x1", "x2"))
     caption = "Test samples in two dimensions, and where the model is undecided between the two classes (grey)."
     return Chart("separators", "Two-dimensional data and separators", caption, panels) if panels else None
