@@ -13,7 +13,7 @@ from equipoise.report.study import Study
 
 def kept(study: Study, kind: str) -> dict[str, Any]:
     """By method, what the first seed that kept it holds."""
-    found = {}
+    found: dict[str, Any] = {}
     for method, runs in study.runs.items():
         for run in runs.values():
             here = read(run.place).get(kind)
