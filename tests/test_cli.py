@@ -44,7 +44,9 @@ def test_run_prints_clients_domains_and_figures(tmp_path):
     ):
         assert word in done.stdout
     (folder,) = (tmp_path / "runs").iterdir()
-    assert {p.name for p in folder.iterdir()} == {"manifest.json", "records.parquet", "weights.parquet"}
+    assert {p.name for p in folder.iterdir()} == {
+        "manifest.json", "records.parquet", "weights.parquet", "model.safetensors"
+    }  # fmt: skip
 
 
 def test_compare_prints_one_table_and_says_what_it_shows(tmp_path):
@@ -57,7 +59,11 @@ def test_compare_prints_one_table_and_says_what_it_shows(tmp_path):
     assert "±" in done.stdout
     assert "Under fedavg the worst domain reaches" in done.stdout
     assert "Try next" in done.stdout
-    assert len(list((tmp_path / "runs").iterdir())) == 6
+    assert len(list((tmp_path / "runs").glob("*/manifest.json"))) == 8  # local_only is added as a reference
+    assert "Report: runs/report.html" in done.stdout
+    page = (tmp_path / "runs" / "report.html").read_text()
+    assert "Levelling down" in page
+    assert "local_only" in page
 
 
 def test_a_narrow_terminal_still_shows_the_methods(tmp_path):
@@ -83,9 +89,9 @@ def test_ctrl_c_stops_at_once_and_keeps_what_is_finished(tmp_path):
     assert process.returncode == 130, err
     assert "runs are finished and stored" in err
     assert "fedavg" in out
-    before = len(list(tmp_path.glob("runs/*")))
+    before = len(list(tmp_path.glob("runs/*/manifest.json")))
     time.sleep(1)
-    assert len(list(tmp_path.glob("runs/*"))) == before < 40  # no worker goes on
+    assert len(list(tmp_path.glob("runs/*/manifest.json"))) == before < 80  # no worker goes on
 
 
 def test_a_run_that_fails_does_not_take_the_others_with_it(tmp_path):

@@ -6,6 +6,7 @@ from equipoise.checks import Checks
 from equipoise.comparison import Comparison, compare
 from equipoise.data import Client, Federation, Protocol, load_federation
 from equipoise.guard import Guard
+from equipoise.loading import Loaded, load
 from equipoise.method import Method, parse, register
 from equipoise.models import Staged, build_model
 from equipoise.round import Aggregated, aggregate, client_round, server_round
@@ -26,6 +27,7 @@ __all__ = [
     "Federation",
     "Guard",
     "Layout",
+    "Loaded",
     "Method",
     "Outputs",
     "Protocol",
@@ -36,6 +38,7 @@ __all__ = [
     "build_model",
     "client_round",
     "compare",
+    "load",
     "load_federation",
     "methods",
     "parse",

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import re
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, get_args
@@ -20,17 +18,32 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from equipoise.checkpoints import Checkpoints, discard, saved
+from equipoise import analysis
+from equipoise.checkpoints import Checkpoints, saved
 from equipoise.comparison import Comparison, best_for_the_worst, in_words, tabulate
 from equipoise.data import DATASETS, Federation, load_federation
 from equipoise.deploying import app as deploying
-from equipoise.experiment import Failure, Job, Outcome, execute, execute_all, jobs, worst_and_average
+from equipoise.experiment import (
+    CHECKPOINT_EVERY,
+    Failure,
+    Job,
+    Outcome,
+    checkpoints_of,
+    execute_all,
+    jobs,
+    recorded,
+    worst_and_average,
+)
 from equipoise.experiment import Progress as Step
 from equipoise.grammar import fitted, split_list
+from equipoise.live import VIEWS
 from equipoise.method import METHODS, ROLES, parse
 from equipoise.metrics import figures
 from equipoise.models import MODELS
-from equipoise.records import save
+from equipoise.plan import read_plan
+from equipoise.records import read
+from equipoise.report.commands import register as register_reports
+from equipoise.report.page import write as write_report
 from equipoise.runners import RunnerName
 from equipoise.simulation import RoundRecord, Run, check_options
 from equipoise.task import Task
@@ -50,7 +63,6 @@ screen = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 
 COMPARED = "fedavg,fedheal,fedequilibria,eagle,fedfe,f2dc"
-CHECKPOINTS = ".checkpoints"  # below the folder of runs
 STOPPED = 130  # the exit code of a program that Ctrl-C ended
 
 Dataset = Annotated[
@@ -93,6 +105,9 @@ Device = Annotated[str, typer.Option(help="cpu, cuda or mps")]
 EvalEvery = Annotated[int, typer.Option(help="evaluate every n rounds; the last one always is")]
 RunnerOption = Annotated[str, typer.Option(help=", ".join(get_args(RunnerName)))]
 Out = Annotated[Path, typer.Option(help="where run folders go")]
+Live = Annotated[
+    str | None, typer.Option(help="watch the run in `mlflow` or `tensorboard`, or both, separated by a comma")
+]
 
 
 @app.command()
@@ -127,13 +142,23 @@ def run(
     ] = False,
     checkpoint_every: Annotated[
         int, typer.Option(help="a checkpoint every n rounds; 0 writes none", min=0, rich_help_panel=SAFE)
-    ] = 10,
+    ] = CHECKPOINT_EVERY,
     resume: Annotated[
         bool, typer.Option("--resume", help="go on with the same run where it stopped", rich_help_panel=SAFE)
     ] = False,
+    live: Live = None,
+    keep: Annotated[
+        str | None, typer.Option(help=f"keep for plots, separated by commas: {', '.join(analysis.KINDS)}")
+    ] = None,
     out: Out = Path("runs"),
 ) -> None:
-    """Train one method, and show what every domain and client got."""
+    """Train one method, and show what every domain and client got; or do all that an experiment file (TOML) asks for."""
+    if Path(dataset).suffix == ".toml":
+        _use_data_folder(data_dir)
+        _experiment(
+            [replace(job, live=_chosen(live, VIEWS, "--live")) for job in read_plan(Path(dataset))], out, workers=None
+        )
+        return
     parse(method)  # say what is wrong with the method before anything is loaded
     dataset = _source(dataset, data_dir, label, client, domain, image_size, ignore, partition, schema, skip_bad)
     data = load_federation(dataset)
@@ -149,9 +174,11 @@ def run(
         device=device,
         eval_every=eval_every,
         guard=guard,
+        live=_chosen(live, VIEWS, "--live"),
+        keep=_chosen(keep, analysis.KINDS, "--keep"),
     )
     total = _checked_rounds(job, data)
-    checkpoint = _checkpoints(job, data, out, checkpoint_every, resume)
+    checkpoint = _checkpoints(job, out, checkpoint_every, resume)
     _applicable([method], data, job, by_default=False)
     columns = (
         TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
@@ -168,14 +195,11 @@ def run(
                 bar.update(line, note=_standing(*scored))
 
         try:
-            result = execute(job, show, checkpoint=checkpoint)
+            result, place = recorded(job, out, show, checkpoint=checkpoint)
         except KeyboardInterrupt:
             bar.stop()
             _say_how_to_resume(checkpoint)
             raise typer.Exit(STOPPED) from None
-    place = save(result, out)
-    if checkpoint is not None:
-        discard(Path(checkpoint.folder))
     _notes((*data.notes, *result.warnings))
     screen.print(_run_table(result))
     screen.print(f"{_seconds(result.seconds)} with the {result.runner} runner. Records: {place}", soft_wrap=True)
@@ -211,9 +235,13 @@ def compare(
     partition: Deal = None,
     schema: SchemaFile = None,
     skip_bad: SkipBad = False,
+    live: Live = None,
     out: Out = Path("runs"),
 ) -> None:
-    """Train several methods with several seeds, and print one table."""
+    """Train several methods with several seeds; print one table, and write the report.
+
+    What is finished already is not done again. fedavg and local_only are added as references.
+    """
     dataset = _source(dataset, data_dir, label, client, domain, image_size, ignore, partition, schema, skip_bad)
     data = load_federation(dataset)
     wanted = list(METHODS) if methods == "all" else split_list(COMPARED if methods is None else methods)
@@ -228,14 +256,26 @@ def compare(
         runner=_runner(runner),
         device=device,
         eval_every=eval_every,
+        live=_chosen(live, VIEWS, "--live"),
     )
-    total = _checked_rounds(template, data)
+    _checked_rounds(template, data)
     names = _applicable(names, data, template, by_default=methods in (None, "all"))
-    numbers = _seeds(seeds)
-    todo = jobs(names, dataset, numbers, template)
-    screen.print(
-        f"{len(data)} clients, {len(data.domains)} domains, {len(names)} methods x {len(numbers)} seeds, {total} rounds each."
-    )
+    called = {call.name for name in names for call in parse(name).calls[:1] if len(parse(name).calls) == 1}
+    names += [reference for reference in ("fedavg", "local_only") if reference not in called]
+    _experiment(jobs(names, dataset, _seeds(seeds), template), out, workers)
+
+
+def _experiment(todo: Sequence[Job], out: Path, workers: int | None) -> None:
+    """Do all runs, show a table for each data set, and write the report."""
+    data = {dataset: load_federation(dataset) for dataset in dict.fromkeys(job.dataset for job in todo)}
+    totals = [_checked_rounds(job, data[job.dataset]) for job in todo]
+    for dataset, federation in data.items():
+        own = [job for job in todo if job.dataset == dataset]
+        counts = len({job.method for job in own}), len({job.seed for job in own})
+        screen.print(
+            f"{len(federation)} clients, {len(federation.domains)} domains, {counts[0]} methods x {counts[1]} seeds, "
+            f"{totals[todo.index(own[0])]} rounds each."
+        )
     outcomes: list[Outcome] = []
     failures: list[Failure] = []
     stopped = False
@@ -246,7 +286,7 @@ def compare(
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=errors) as bar:
-        show = _shown_progress(bar, todo, total)
+        show = _shown_progress(bar, todo, totals)
         try:
             for found in execute_all(todo, out, show, workers):
                 if isinstance(found, Failure):
@@ -256,15 +296,21 @@ def compare(
         except KeyboardInterrupt:
             stopped = True
     warned = {text.split(":")[0]: text for found in outcomes for text in found.warnings}
-    _notes((*data.notes, *warned.values(), *(f"{f.method}, seed {f.seed}, is missing: {f.why}" for f in failures)))
+    notes = [note for federation in data.values() for note in federation.notes]
+    _notes((*notes, *warned.values(), *(f"{f.method}, seed {f.seed}, is missing: {f.why}" for f in failures)))
+    for dataset, federation in data.items():
+        ours = [found for found in outcomes if found.dataset == dataset]
+        if ours:
+            names = list(dict.fromkeys(job.method for job in todo if job.dataset == dataset))
+            position = {str(parse(name).for_data(federation.name)): i for i, name in enumerate(names)}
+            ordered = sorted(ours, key=lambda o: (position.get(o.method, len(position)), o.seed))
+            table = tabulate([(found.method, found.by_domain) for found in ordered])
+            screen.print(_comparison_table(table, federation.name))
+            for sentence in in_words(table):
+                screen.print(escape(sentence), soft_wrap=True)
     if outcomes:
-        position = {str(parse(name).for_data(data.name)): i for i, name in enumerate(names)}
-        ordered = sorted(outcomes, key=lambda o: (position.get(o.method, len(names)), o.seed))
-        table = tabulate([(found.method, found.by_domain) for found in ordered])
-        screen.print(_comparison_table(table, data.name))
-        for sentence in in_words(table):
-            screen.print(escape(sentence), soft_wrap=True)
-        screen.print(f"\nRuns: {out}/. Try next:", soft_wrap=True)
+        page = write_report([read(found.folder) for found in outcomes], out / "report.html")[0]
+        screen.print(f"\nReport: {page}\nRuns: {out}/. Try next:", soft_wrap=True)
         for command in _next_commands(dataset, best_for_the_worst(table)):
             screen.print(f"  {escape(command)}", soft_wrap=True)
     if stopped:
@@ -391,6 +437,9 @@ def models() -> None:
     screen.print(table)
 
 
+register_reports(app)
+
+
 # --------------------------------------------------------------------------- reading options
 def _use_data_folder(folder: Path | None) -> None:
     """Worker processes find the folder in the environment, too."""
@@ -451,6 +500,10 @@ def _training(
     return replace(data.protocol.training, **changes) if changes else None  # type: ignore[arg-type]
 
 
+def _chosen(text: str | None, known: Iterable[str], option: str) -> tuple[str, ...]:
+    return tuple(str(fitted(name, Literal[tuple(known)], option)) for name in split_list(text or ""))
+
+
 def _runner(name: str) -> RunnerName:
     return fitted(name, Literal[get_args(RunnerName)], "--runner")  # type: ignore[return-value]
 
@@ -475,16 +528,12 @@ def _checked_rounds(job: Job, data: Federation) -> int:
     return total
 
 
-def _checkpoints(job: Job, data: Federation, out: Path, every: int, resume: bool) -> Checkpoints | None:
-    """Where this run's checkpoints go: a folder that belongs to these settings alone, and is removed when the run is over."""
-    if not every:
-        if resume:
-            raise EquipoiseError("--resume needs checkpoints. Found --checkpoint-every 0: leave it out.")
-        return None
-    name = f"{data.name}-{job.method}-seed{job.seed}"
-    digest = hashlib.sha256(repr(job).encode()).hexdigest()[:8]
-    folder = out / CHECKPOINTS / f"{re.sub(r'[^A-Za-z0-9]+', '_', name)[:80]}-{digest}"
-    return Checkpoints(folder, every, resume)
+def _checkpoints(job: Job, out: Path, every: int, resume: bool) -> Checkpoints | None:
+    if every:
+        return checkpoints_of(job, out, every, resume)
+    if resume:
+        raise EquipoiseError("--resume needs checkpoints. Found --checkpoint-every 0: leave it out.")
+    return None
 
 
 def _say_how_to_resume(checkpoint: Checkpoints | None) -> None:
@@ -520,14 +569,14 @@ def _standing(worst: float, average: float) -> str:
     return f"average {100 * average:.1f} %, worst client {100 * worst:.1f} %"
 
 
-def _shown_progress(bar: Progress, todo: Sequence[Job], total: int) -> Callable[[Step], None]:
+def _shown_progress(bar: Progress, todo: Sequence[Job], totals: Sequence[int]) -> Callable[[Step], None]:
     """A line for all runs and one a method."""
-    whole = bar.add_task("all runs", total=total * len(todo), note="")
+    whole = bar.add_task("all runs", total=sum(totals), note="")
     lines: dict[str, TaskID] = {}
     for job in todo:
         if job.method not in lines:
-            count = sum(other.method == job.method for other in todo)
-            lines[job.method] = bar.add_task(escape(job.method), total=total * count, note="")
+            rounds = sum(n for n, other in zip(totals, todo, strict=True) if other.method == job.method)
+            lines[job.method] = bar.add_task(escape(job.method), total=rounds, note="")
     reached: dict[int, int] = {}
 
     def show(step: Step) -> None:

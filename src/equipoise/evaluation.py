@@ -148,6 +148,16 @@ def _scores_of_one_model(
     return [parts[id(index)] for index in indices]
 
 
+def tensors_of(
+    task: Task, server: Server, states: Mapping[int, ClientState], clients: Sequence[int]
+) -> dict[str, Tensor]:
+    """A whole model by name, as it is scored: shared tensors, and the mean of what these clients have of their own."""
+    theta = server.theta if server.evaluated is None else server.evaluated
+    params = {**task.initial_params, **task.layout.split(theta.to(task.device))}
+    own, buffers = _filled(task, params, server, states, clients)
+    return {**own, **buffers}
+
+
 def _filled(
     task: Task, params: Tensors, server: Server, states: Mapping[int, ClientState], clients: Sequence[int]
 ) -> tuple[Tensors, Tensors]:

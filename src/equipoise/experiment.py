@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
 import multiprocessing
+import re
 import signal
 import warnings
 from collections import deque
@@ -14,18 +17,23 @@ from pathlib import Path
 
 import torch
 
-from equipoise.checkpoints import Checkpoints
+from equipoise import analysis
+from equipoise.checkpoints import Checkpoints, discard
 from equipoise.data import Federation, load_federation
 from equipoise.grammar import require
 from equipoise.guard import DEPLOYED
+from equipoise.live import View, open_view
 from equipoise.method import parse
 from equipoise.metrics import figures
-from equipoise.records import save
+from equipoise.records import Recorded, Recorder, read, run_name
 from equipoise.runners import RunnerName, cores
 from equipoise.runners.processes import without_main
 from equipoise.simulation import RoundRecord, Run, run
 from equipoise.training import Training
 from equipoise.types import EquipoiseError
+
+CHECKPOINTS = ".checkpoints"  # below the folder of runs
+CHECKPOINT_EVERY = 10  # rounds
 
 
 @dataclass(frozen=True)
@@ -44,6 +52,8 @@ class Job:
     eval_every: int = 1
     with_validation: bool = False
     guard: bool = False  # against lying losses, as in a deployment
+    live: tuple[str, ...] = ()  # other views of the same records: `mlflow`, `tensorboard`
+    keep: tuple[str, ...] = ()  # what is kept beyond the records, see `analysis.py`
 
 
 @dataclass(frozen=True)
@@ -75,6 +85,7 @@ class Outcome:
     seconds: float
     folder: Path
     warnings: tuple[str, ...]
+    dataset: str  # as the job names it
 
 
 def jobs(methods: Sequence[str], dataset: str, seeds: Sequence[int], template: Job) -> list[Job]:
@@ -89,6 +100,7 @@ def execute(
     on_round: Callable[[RoundRecord], None] | None = None,
     threads: int | None = None,
     checkpoint: Checkpoints | None = None,
+    on_begin: Callable[[Run], None] | None = None,
 ) -> Run:
     """Do one run."""
     method = parse(job.method)
@@ -110,13 +122,85 @@ def execute(
         on_round=on_round,
         guard=DEPLOYED if job.guard else None,
         checkpoint=checkpoint,
+        on_begin=on_begin,
     )
 
 
-def outcome(result: Run, folder: Path) -> Outcome:
-    """Store a run and keep its final values."""
-    place = save(result, folder)
-    return Outcome(str(result.method), result.seed, result.by_domain(), result.seconds, place, result.warnings)
+class AlreadyDoneError(Exception):
+    """A run of the same settings is finished already; its folder is the first argument."""
+
+
+def recorded(
+    job: Job,
+    folder: Path,
+    on_round: Callable[[RoundRecord], None] | None = None,
+    threads: int | None = None,
+    again: bool = True,
+    checkpoint: Checkpoints | None = None,
+) -> tuple[Run, Path]:
+    """Do one run, and write its folder while it goes. Its checkpoints, if any, are removed when it is over.
+
+    With `again=False` a run of the same settings that is finished is not done twice: AlreadyDoneError names its folder.
+    """
+    writers: list[Recorder | View] = []
+
+    def begin(run: Run) -> None:
+        place = folder / run_name(run)
+        if not again and is_finished(place):
+            raise AlreadyDoneError(place)
+        writers.append(Recorder(run, folder))
+        writers.extend(open_view(name, run, folder) for name in job.live)
+
+    def add(record: RoundRecord) -> None:
+        for writer in writers:
+            writer.add(record)
+        if on_round:
+            on_round(record)
+
+    try:
+        result = execute(job, add, threads, checkpoint, begin)
+    except AlreadyDoneError:
+        if checkpoint is not None:
+            discard(Path(checkpoint.folder))
+        raise
+    except (Exception, KeyboardInterrupt) as error:
+        for writer in writers:
+            writer.fail(str(error) or type(error).__name__)
+        raise
+    for writer in writers:
+        writer.finish(result)
+    place = folder / run_name(result)
+    analysis.write(result, job.keep, place)
+    if checkpoint is not None:
+        discard(Path(checkpoint.folder))
+    return result, place
+
+
+def checkpoints_of(job: Job, folder: Path, every: int = CHECKPOINT_EVERY, resume: bool = True) -> Checkpoints:
+    """Where the checkpoints of a run go: to a folder that belongs to these settings alone."""
+    name = re.sub(r"[^A-Za-z0-9]+", "_", f"{job.dataset}-{job.method}-seed{job.seed}")[:80]
+    digest = hashlib.sha256(repr(replace(job, live=(), keep=())).encode()).hexdigest()[:8]
+    return Checkpoints(folder / CHECKPOINTS / f"{name}-{digest}", every, resume)
+
+
+def is_finished(place: Path) -> bool:
+    """Whether a folder holds a whole run."""
+    try:
+        return read(place).finished
+    except EquipoiseError:
+        return False
+
+
+def outcome(run: Recorded, dataset: str) -> Outcome:
+    """What a comparison keeps of a stored run: the final accuracy of each domain, the mean over its clients."""
+    final = run.curve()[1][-1]
+    by_domain: dict[str, list[float]] = {}
+    for domain, value in zip(run.domains, final.tolist(), strict=True):
+        if not math.isnan(value):
+            by_domain.setdefault(domain, []).append(value)
+    means = {domain: sum(values) / len(values) for domain, values in by_domain.items()}
+    facts = run.manifest
+    return Outcome(run.method, run.seed, means, facts["seconds"], run.place, tuple(facts["warnings"]), dataset)
 
 
 def worst_and_average(record: RoundRecord) -> tuple[float, float] | None:
@@ -132,8 +216,8 @@ def execute_all(
 ) -> Iterator[Outcome | Failure]:
     """Do all runs, as many at once as there are cores, and give each outcome when it is there.
 
-    A run that cannot be done (it diverges, say) is a `Failure`; the others go on. When the caller stops listening, so do the
-    workers.
+    What is finished already, with the same settings, is not done again; what was cut off goes on from its last checkpoint. A run that cannot be done (it diverges, say) is a
+    `Failure`; the others go on. When the caller stops listening, so do the workers.
     """
     count = min(workers or cores(), len(todo))
     require(count >= 1, "workers", "at least 1", workers)
@@ -193,7 +277,11 @@ def _work(pipe: Connection, folder: Path, threads: int) -> None:
                 pipe.send(Progress(number, record.round, *scored))
 
         try:
-            pipe.send(outcome(execute(job, tell, threads), folder))
+            try:
+                place = recorded(job, folder, tell, threads, again=False, checkpoint=checkpoints_of(job, folder))[1]
+            except AlreadyDoneError as done:
+                place = done.args[0]
+            pipe.send(outcome(read(place), job.dataset))
         except EquipoiseError as error:
             pipe.send(Failure(job.method, job.seed, str(error)))
         except Exception as error:  # the parent raises it

@@ -156,7 +156,7 @@ def fitted(value: Value, kind: object, where: str) -> Value:
     """`value` as the annotation `kind` wants it (an int may stand for a float), or an error that says what is wanted."""
     origin, options = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        for option in options:
+        for option in sorted(options, key=lambda o: o is not type(None)):  # None first: the error is the other's
             try:
                 return fitted(value, option, where)
             except EquipoiseError as error:

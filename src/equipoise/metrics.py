@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
 from torch import Tensor
+
+from equipoise import seeds
+
+Values = Sequence[float] | NDArray[np.float64]  # one a client
 
 
 @dataclass(frozen=True)
@@ -54,3 +62,164 @@ def auc(margins: Tensor, y: Tensor) -> float:
     ranks = (counts.cumsum(0) - (counts - 1).double() / 2)[place]  # equal margins share the mean of their ranks
     ones = int((y == 1).sum())
     return float((ranks[y == 1].sum() - ones * (ones + 1) / 2) / (ones * (len(y) - ones)))
+
+
+# --------------------------------------------------------------------------- one formula each, with its definition
+def of_clients(values: Values) -> NDArray[np.float64]:
+    """The clients that have a value."""
+    array = np.asarray(values, dtype=np.float64)
+    return array[~np.isnan(array)]
+
+
+def share_of(values: Values, percent: float, best: bool = False) -> float:
+    """Mean of the worst (or best) `percent` of the clients, at least one of them.
+
+    >>> share_of([0.9, 0.5, 0.7], 10), share_of([0.9, 0.5, 0.7], 34, best=True)
+    (0.5, 0.8)
+    """
+    found = np.sort(of_clients(values))
+    count = max(1, math.ceil(percent * len(found) / 100))
+    return float((found[-count:] if best else found[:count]).mean()) if len(found) else math.nan
+
+
+def jain(values: Values) -> float:
+    """(sum x)^2 / (K sum x^2): 1 where all are equal, 1/K where one has everything.
+
+    >>> round(jain([98, 93, 80, 61]), 3)
+    0.971
+    """
+    x = of_clients(values)
+    return float(x.sum() ** 2 / (len(x) * (x**2).sum())) if (x**2).sum() > 0 else math.nan
+
+
+def gini(values: Values) -> float:
+    """Mean absolute difference between two clients, divided by twice the mean.
+
+    >>> round(gini([98, 93, 80, 61]), 3)
+    0.093
+    """
+    x = np.sort(of_clients(values))
+    rank = 2 * np.arange(1, len(x) + 1) - len(x) - 1
+    return float((rank * x).sum() / (len(x) * x.sum())) if x.sum() > 0 else math.nan
+
+
+def entropy(values: Values) -> float:
+    """Entropy of x / sum(x), divided by ln K: 1 where all are equal.
+
+    >>> round(entropy([98, 93, 80, 61]), 3)
+    0.989
+    """
+    x = of_clients(values)
+    if len(x) < 2 or x.sum() <= 0:
+        return math.nan
+    p = x[x > 0] / x.sum()
+    return float(-(p * np.log(p)).sum() / math.log(len(x)))
+
+
+def cosine(values: Values) -> float:
+    """Cosine between the clients' values and a vector of ones; its square is Jain's index.
+
+    >>> round(cosine([98, 93, 80, 61]) ** 2, 3)
+    0.971
+    """
+    x = of_clients(values)
+    norm = math.sqrt(len(x) * float((x**2).sum()))
+    return float(x.sum() / norm) if norm > 0 else math.nan
+
+
+def corrected_variance(accuracy: Values, samples: Values) -> float:
+    """Variance between clients (ddof 1) without what the finite test sets add: the mean of p(1-p)/(n-1) is subtracted.
+
+    It may come out below 0: then the differences between clients are no larger than chance makes them.
+
+    >>> round(corrected_variance([0.5, 0.7], [101, 101]), 5)
+    0.0177
+    """
+    p, n = np.asarray(accuracy, dtype=np.float64), np.asarray(samples, dtype=np.float64)
+    there = ~np.isnan(p) & (n > 1)
+    if there.sum() < 2:
+        return math.nan
+    p, n = p[there], n[there]
+    return float(np.var(p, ddof=1) - (p * (1 - p) / (n - 1)).mean())
+
+
+class Formula(NamedTuple):
+    """A figure over clients: how it is computed and what is printed with it."""
+
+    function: Callable[[NDArray[np.float64]], float]
+    definition: str
+    percent: bool = True  # shown times 100
+
+
+def _or_nan(function: Callable[[NDArray[np.float64]], float]) -> Callable[[NDArray[np.float64]], float]:
+    return lambda x: float(function(of_clients(x))) if len(of_clients(x)) else math.nan
+
+
+FORMULAS: dict[str, Formula] = {
+    "AVG": Formula(_or_nan(np.mean), "unweighted mean over clients"),
+    "STD": Formula(_or_nan(np.std), "standard deviation over clients, ddof 0"),
+    "STD (ddof 1)": Formula(lambda x: std(of_clients(x).tolist(), 1), "standard deviation over clients, ddof 1"),
+    "variance": Formula(_or_nan(np.var), "variance over clients, ddof 0, of values in [0, 1]", percent=False),
+    "MIN": Formula(_or_nan(np.min), "the worst client"),
+    "MAX": Formula(_or_nan(np.max), "the best client"),
+    "range": Formula(_or_nan(np.ptp), "best client minus worst client"),
+    "worst 10 %": Formula(
+        lambda x: share_of(x, 10), "mean of the worst tenth of the clients, rounded up, at least one"
+    ),
+    "best 10 %": Formula(
+        lambda x: share_of(x, 10, True), "mean of the best tenth of the clients, rounded up, at least one"
+    ),
+    "Jain": Formula(jain, "(sum x)^2 / (K sum x^2); 1 is equal", percent=False),
+    "Gini": Formula(gini, "mean absolute difference / (2 mean); 0 is equal", percent=False),
+    "entropy": Formula(entropy, "entropy of x / sum(x), divided by ln K; 1 is equal", percent=False),
+    "cosine": Formula(cosine, "cosine between x and a vector of ones; its square is Jain's index", percent=False),
+}
+
+
+# --------------------------------------------------------------------------- over seeds, over samples
+class Interval(NamedTuple):
+    """A mean and its 95 % interval; `low` and `high` are nan where one value says nothing of the spread."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def over_seeds(values: Values) -> Interval:
+    """Mean and 95 % interval of Student's t over seeds.
+
+    >>> [round(x, 3) for x in over_seeds([1.0, 2.0, 3.0])]
+    [2.0, -0.484, 4.484]
+    """
+    x = of_clients(values)
+    if not len(x):
+        return Interval(math.nan, math.nan, math.nan)
+    mean = float(x.mean())
+    if len(x) < 2:
+        return Interval(mean, math.nan, math.nan)
+    half = float(stdtrit(len(x) - 1, 0.975) * x.std(ddof=1) / math.sqrt(len(x)))
+    return Interval(mean, mean - half, mean + half)
+
+
+def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Interval:
+    """Difference `second - first` on the seeds that both have: mean and 95 % interval of Student's t.
+
+    >>> paired({0: 1.0, 1: 2.0, 2: 9.0}, {0: 1.5, 1: 2.5}).mean
+    0.5
+    """
+    return over_seeds([second[seed] - first[seed] for seed in sorted(first.keys() & second.keys())])
+
+
+def bootstrap(accuracy: float, samples: int, draws: int = 4000) -> Interval:
+    """95 % interval of an accuracy when its test samples are drawn again with replacement.
+
+    The number of hits in such a draw is binomial, so that the single samples are not needed.
+    """
+    if samples < 1 or math.isnan(accuracy):
+        return Interval(accuracy, math.nan, math.nan)
+    hits = (
+        np.random.default_rng(seeds.key("bootstrap", samples)).binomial(samples, min(1.0, max(0.0, accuracy)), draws)
+        / samples
+    )
+    low, high = np.quantile(hits, (0.025, 0.975))
+    return Interval(accuracy, float(low), float(high))

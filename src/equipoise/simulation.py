@@ -17,6 +17,7 @@ from equipoise import checkpoints, seeds
 from equipoise.checkpoints import Checkpoints, Moment
 from equipoise.checks import SIMULATED, Checks, Expected, Refusal, declared, expected, sound, sums_up
 from equipoise.data import Federation, load_federation
+from equipoise.data.federation import Split
 from equipoise.evaluation import Score, evaluate, scored_model
 from equipoise.grammar import require
 from equipoise.guard import Guard, believed, guarded
@@ -126,12 +127,13 @@ def run(
     checks: Checks = SIMULATED,
     guard: Guard | None = None,
     checkpoint: Checkpoints | None = None,
+    on_begin: Callable[[Run], None] | None = None,
 ) -> Run:
     """Train a method on a federation. What is not given comes from the federation's protocol.
 
-    `threads` is the number of cores to use, by default all of them; `on_round` is called after every round. `checks` says
-    which answers count, `guard` limits what a lying loss can gain, `checkpoint` lets the run survive: see
-    `docs/reliability.md`.
+    `threads` is the number of cores to use, by default all of them; `on_begin` is called with the run before its first round,
+    `on_round` after every round. Where clients have validation data, they are scored on it as well. `checks` says which
+    answers count, `guard` limits what a lying loss can gain, `checkpoint` lets the run survive: see `docs/reliability.md`.
 
     >>> result = run("fedavg", "gaussians", rounds=2)
     >>> sorted(result.values()) == sorted(result.values("accuracy", "test"))
@@ -153,8 +155,23 @@ def run(
     served = served_method(chosen, checks, guard)
     settings = {"rounds": total, "participation": part, "buffers": buffers, "device": device, "eval_every": eval_every}
     start = Moment(begin(served, task, count), {}, [])
+    begun = Run(
+        method=chosen,
+        federation=data,
+        task=task,
+        server=start.server,
+        states={},
+        rounds=(),
+        seed=seed,
+        participation=part,
+        runner=name,
+        scored=scored_model(chosen, task),
+        settings=settings,
+        model=_model_name(model, data),
+    )
+    splits: tuple[Split, ...] = ("test", "validation") if any(len(c.validation) for c in data.clients) else ("test",)
     facts = {
-        "method": str(chosen), "data": data.fingerprint, "model": _model_name(model, data), "seed": seed, **settings,
+        "method": str(chosen), "data": data.fingerprint, "model": begun.model, "seed": seed, **settings,
         "training": asdict(task.training), "runner": name, "first model": checkpoints.fingerprint(start.server),
         "checks": asdict(checks), "guard": None if guard is None else asdict(guard),
     }  # fmt: skip
@@ -168,6 +185,8 @@ def run(
         states = ClientStates()
         states.update(start.states)
         began = time.perf_counter() - start.seconds
+        if on_begin:
+            on_begin(begun)
         for record in records:
             if on_round:
                 on_round(record)
@@ -198,31 +217,18 @@ def run(
                         said[kind] = text
                         warnings.warn(text, EquipoiseWarning, stacklevel=2)
                 due = r == total - 1 or (r + 1) % eval_every == 0
-                scores = evaluate(chosen, task, server, states, data) if due else []
+                scores = evaluate(chosen, task, server, states, data, splits) if due else []
                 if any(score.metric == "loss" and not math.isfinite(score.value) for score in scores):
                     raise _diverged(chosen, r)
-                records.append(recorded(r + 1, done, scores, time.perf_counter() - clock, rejected))
+                records.append(record_of(r + 1, done, scores, time.perf_counter() - clock, rejected))
                 _stop_without_updates(records, checks)
                 if checkpoint is not None and ((r + 1) % checkpoint.every == 0 or r == total - 1):
                     keep()
                 if on_round:
                     on_round(records[-1])
     seconds = time.perf_counter() - began
-    return Run(
-        method=chosen,
-        federation=data,
-        task=task,
-        server=server,
-        states=states,
-        rounds=tuple(records),
-        seed=seed,
-        participation=part,
-        runner=name,
-        scored=scored_model(chosen, task),
-        warnings=tuple(said.values()),
-        seconds=seconds,
-        settings=settings,
-        model=_model_name(model, data),
+    return replace(
+        begun, server=server, states=states, rounds=tuple(records), warnings=tuple(said.values()), seconds=seconds
     )
 
 
@@ -382,7 +388,7 @@ def _stop_without_updates(records: Sequence[RoundRecord], checks: Checks) -> Non
         )
 
 
-def recorded(
+def record_of(
     number: int, done: Done, scores: Sequence[Score], seconds: float, rejected: tuple[Rejection, ...]
 ) -> RoundRecord:
     """What a round's record holds."""

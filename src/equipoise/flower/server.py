@@ -39,7 +39,7 @@ from equipoise.simulation import (
     RoundRecord,
     Run,
     as_believed,
-    recorded,
+    record_of,
     refuse_infinite,
 )
 from equipoise.task import Task
@@ -129,7 +129,7 @@ def federate(grid: Grid, plan: Plan, on_round: Callable[[RoundRecord], None] | N
             refuse_infinite(server, method, r)
             desk.count(replies.clients, r)
             said |= {text.split(":")[0]: text for text in (*notes, *result.warnings)}
-            record = recorded(r + 1, Done(server, {}, replies.clients, result), (), 0.0, ())
+            record = record_of(r + 1, Done(server, {}, replies.clients, result), (), 0.0, ())
         if len(records) == total - 1 or (r + 1) % plan.eval_every == 0:
             scores, unscored = _scores(desk, task, server, total)
             record = replace(record, scores=scores)

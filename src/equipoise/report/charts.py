@@ -1,0 +1,181 @@
+"""A chart as plain data: panels of marks on two axes. `svg.py` draws it for the page, `paper.py` with matplotlib."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+COLOURS = (
+    "#0072B2",
+    "#E69F00",
+    "#009E73",
+    "#D55E00",
+    "#CC79A7",
+    "#56B4E9",
+    "#8A8A8A",
+    "#A68A00",
+)  # told apart by all eyes
+NEGATIVE = "#D55E00"  # in matrices; positive values are COLOURS[0]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve, with a band around it where `low` and `high` are given."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    colour: int = 0
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    dashed: bool = False
+
+
+@dataclass(frozen=True)
+class Points:
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    colour: int = 0
+    notes: Sequence[str] = ()
+    label: bool = False  # write the name beside the first point
+    small: bool = False
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Vertical bars from zero; `span` is their width on the x axis."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    colour: int = 0
+    span: float = 0.8
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Arrows:
+    """From `start` to `end`, one in each row."""
+
+    name: str
+    rows: Sequence[float]
+    start: Sequence[float]
+    end: Sequence[float]
+    colour: int = 0
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Ticks:
+    """Short upright strokes, one in each row."""
+
+    name: str
+    x: Sequence[float]
+    rows: Sequence[float]
+    colour: int = 6
+
+
+@dataclass(frozen=True)
+class Cells:
+    """A matrix as shades; row 0 is at the top. nan is left empty."""
+
+    name: str
+    values: Sequence[Sequence[float]]
+    low: float
+    high: float
+    colour: int = 0
+
+
+Mark = Line | Points | Bars | Arrows | Ticks | Cells
+
+
+@dataclass(frozen=True)
+class Panel:
+    title: str
+    marks: Sequence[Mark]
+    x_label: str = ""
+    y_label: str = ""
+    x_ticks: Mapping[float, str] = field(default_factory=dict)  # places with names, instead of numbers
+    y_ticks: Mapping[float, str] = field(default_factory=dict)
+    wide: bool = False
+
+    @property
+    def rows(self) -> bool:
+        """Whether the y axis is a list of names, from top to bottom."""
+        return bool(self.y_ticks)
+
+
+@dataclass(frozen=True)
+class Chart:
+    kind: str
+    title: str
+    caption: str  # with the definition of what is drawn
+    panels: Sequence[Panel]
+    one_at_a_time: bool = False  # the reader chooses the panel
+
+
+def extent(panel: Panel) -> tuple[tuple[float, float], tuple[float, float]]:
+    """The ranges of x and y that a panel needs."""
+    xs: list[float] = list(panel.x_ticks)
+    ys: list[float] = list(panel.y_ticks)
+    for mark in panel.marks:
+        match mark:
+            case Cells(values=values):
+                xs += [-0.5, len(values[0]) - 0.5]
+                ys += [-0.5, len(values) - 0.5]
+            case Arrows(rows=rows, start=start, end=end):
+                xs += [*start, *end]
+                ys += rows
+            case Ticks(x=x, rows=rows):
+                xs += x
+                ys += rows
+            case Bars(x=x, y=y, span=span):
+                xs += [min(x, default=0) - span / 2, max(x, default=0) + span / 2]
+                ys += [0.0, *y]
+            case Line(x=x, y=y, low=low, high=high):
+                xs += x
+                ys += [*y, *low, *high]
+            case Points(x=x, y=y):
+                xs += x
+                ys += y
+    labels = any(isinstance(mark, Points) and mark.label for mark in panel.marks)
+    return _padded(xs, 0.15 if labels else 0.04), _padded(ys, 0.12 if labels else 0.04, panel.rows)
+
+
+def _padded(values: Sequence[float], margin: float, named: bool = False) -> tuple[float, float]:
+    finite = [v for v in values if math.isfinite(v)] or [0.0, 1.0]
+    low, high = min(finite), max(finite)
+    if named:
+        return low - 0.6, high + 0.6
+    gap = margin * (high - low) or 0.5
+    return (low - gap if low != 0 else low), high + gap
+
+
+def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers between two ends.
+
+    >>> nice_ticks(0.0, 1.0)
+    [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    """
+    raw = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    return [round(i * step, 12) for i in range(first, last + 1)]
+
+
+def histogram(
+    values: Sequence[float], low: float, high: float, bins: int = 20
+) -> tuple[list[float], list[float], float]:
+    """Middles of bins, the share of the values in each, and the width of a bin."""
+    width = (high - low) / bins or 1.0
+    edges = [low + i * width for i in range(bins + 1)]
+    shares = [
+        sum(a <= v < b or (i == bins - 1 and v == b) for v in values) / max(1, len(values))
+        for i, (a, b) in enumerate(pairwise(edges))
+    ]
+    return [(a + b) / 2 for a, b in pairwise(edges)], shares, width

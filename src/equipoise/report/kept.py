@@ -1,0 +1,101 @@
+"""Plots of what runs kept beyond their records (`run --keep ...`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from equipoise.analysis import distinct, logarithms, read
+from equipoise.report.charts import Bars, Cells, Chart, Line, Panel, Points
+from equipoise.report.plots import plot
+from equipoise.report.study import Study
+
+
+def kept(study: Study, kind: str) -> dict[str, Any]:
+    """By method, what the first seed that kept it holds."""
+    found: dict[str, Any] = {}
+    for method, runs in study.runs.items():
+        for run in runs.values():
+            here = read(run.place).get(kind)
+            if here is not None:
+                found.setdefault(method, here)
+    return found
+
+
+@plot
+def conflicts(study: Study) -> Chart | None:
+    panels = []
+    for method, found in kept(study, "conflicts").items():
+        ticks = {float(i): name for i, name in enumerate(found["clients"])}
+        panels.append(Panel(method, [Cells(method, found["cosines"], -1.0, 1.0)], "", "", ticks, ticks, wide=True))
+    caption = "Cosines between the updates that clients send from the final model: blue agrees, orange is a conflict."
+    return Chart("conflicts", "Conflicts between clients", caption, panels, one_at_a_time=True) if panels else None
+
+
+@plot
+def consistency(study: Study) -> Chart | None:
+    panels = []
+    for method, found in kept(study, "consistency").items():
+        middles = [0.5 + 0.025 * (i + 0.5) for i in range(20)]
+        shares = [100 * share for share in found["shares"]]
+        bars = Bars(method, middles, shares, 0, 0.025, [f"{share:.1f} %" for share in shares])
+        title = f"{method}, {found['rounds']} rounds"
+        panels.append(Panel(title, [bars], "share of rounds in one direction", "percent of parameters"))
+    caption = "For every parameter of every client: the share of rounds in which its update had its more frequent sign."
+    return Chart("consistency", "Consistency of updates", caption, panels) if panels else None
+
+
+@plot
+def spectrum(study: Study) -> Chart | None:
+    lines = []
+    for method, found in kept(study, "features").items():
+        values = logarithms(found["singular"])
+        lines.append(Line(method, [float(i + 1) for i in range(len(values))], values, study.colour(method)))
+    panel = Panel("", lines, "rank", "log10 of the singular value", wide=True)
+    caption = (
+        "Singular values of the covariance of the last features, test samples of all domains. A steep fall: collapse."
+    )
+    return Chart("spectrum", "Spectrum of the features", caption, [panel]) if lines else None
+
+
+@plot
+def tsne(study: Study) -> Chart | None:
+    panels = [
+        Panel(f"{method}, by {what}", _scattered(found["points"], found[what]))
+        for method, found in kept(study, "features").items()
+        for what in ("classes", "domains")
+    ]
+    caption = "Last features of test samples in two dimensions (t-SNE), coloured by class and by domain."
+    return Chart("tsne", "Features", caption, panels) if panels else None
+
+
+@plot
+def saliency(study: Study) -> Chart | None:
+    panels = []
+    for method, found in kept(study, "saliency").items():
+        for domain, values in zip(found["domains"], found["maps"], strict=True):
+            rows = {float(i): "" for i in range(len(values))}
+            panels.append(Panel(f"{method}, {domain}", [Cells(domain, values, 0.0, 1.0, 3)], "", "", {0.0: ""}, rows))
+    caption = (
+        "Grad-CAM of the first test sample of each domain: where the last feature map speaks for the sample's class."
+    )
+    return Chart("saliency", "Where the model looks", caption, panels) if panels else None
+
+
+@plot
+def separators(study: Study) -> Chart | None:
+    panels = []
+    for method, found in kept(study, "separators").items():
+        names = [f"{d}, class {c}" for d, c in zip(found["domains"], found["classes"], strict=True)]
+        x, y = ([place[axis] for place in found["border"]] for axis in (0, 1))
+        marks = [*_scattered(found["points"], names), Points("border", x, y, 6, small=True)]
+        panels.append(Panel(method, marks, "x1", "x2"))
+    caption = "Test samples in two dimensions, and where the model is undecided between the two classes (grey)."
+    return Chart("separators", "Two-dimensional data and separators", caption, panels) if panels else None
+
+
+def _scattered(points: Sequence[Sequence[float]], names: Sequence[str]) -> list[Points]:
+    return [
+        Points(name, [points[i][0] for i in places], [points[i][1] for i in places], colour, small=True)
+        for colour, (name, places) in enumerate(distinct(names).items())
+    ]

@@ -1,0 +1,104 @@
+"""Charts with matplotlib, as PDF and PNG for papers: the same data as on the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from equipoise.report.charts import COLOURS, NEGATIVE, Arrows, Bars, Cells, Chart, Line, Mark, Panel, Points, Ticks
+
+
+def save(chart: Chart, stem: Path) -> list[Path]:
+    """`stem`.pdf and `stem`.png."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    wide = any(panel.wide for panel in chart.panels)
+    columns = 1 if wide else min(3, len(chart.panels))
+    rows = -(-len(chart.panels) // columns)
+    heights = [max(1.4, 0.22 * len(panel.y_ticks) + 0.8) if panel.rows else 3.0 for panel in chart.panels]
+    high = sum(heights) if columns == 1 else rows * max(heights)
+    figure: Any = Figure(figsize=(8.0 if wide else 4.0 * columns, high), layout="constrained")
+    FigureCanvasAgg(figure)
+    ratios = heights if columns == 1 else None
+    axes = figure.subplots(rows, columns, squeeze=False, height_ratios=ratios).ravel()
+    for ax in axes[len(chart.panels) :]:
+        ax.set_visible(False)
+    for ax, panel in zip(axes, chart.panels, strict=False):
+        _panel(ax, panel)
+    names: dict[str, Any] = {}
+    for ax in axes:
+        for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
+            names.setdefault(name, handle)
+    if len(names) > 1:
+        figure.legend(
+            names.values(),
+            names.keys(),
+            loc="outside upper center",
+            ncols=min(4, len(names)),
+            fontsize=7,
+            frameon=False,
+        )
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    files = [stem.with_suffix(suffix) for suffix in (".pdf", ".png")]
+    for file in files:
+        figure.savefig(file, dpi=200)
+    return files
+
+
+def _panel(ax: Any, panel: Panel) -> None:
+    for mark in panel.marks:
+        _mark(ax, mark)
+    ax.set_title(_plain(panel.title), fontsize=9)
+    ax.set_xlabel(_plain(panel.x_label))
+    ax.set_ylabel(_plain(panel.y_label))
+    if panel.x_ticks:
+        long = len(panel.x_ticks) > 6
+        ax.set_xticks(list(panel.x_ticks), [_plain(n) for n in panel.x_ticks.values()], rotation=45 if long else 0,
+                      ha="right" if long else "center", fontsize=7)  # fmt: skip
+    if panel.rows:
+        ax.set_yticks(list(panel.y_ticks), [_plain(n) for n in panel.y_ticks.values()], fontsize=7)
+        ax.set_ylim(max(panel.y_ticks) + 0.6, min(panel.y_ticks) - 0.6)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _mark(ax: Any, mark: Mark) -> None:
+    colour = COLOURS[mark.colour % len(COLOURS)]
+    name = _plain(mark.name)
+    match mark:
+        case Line():
+            style = "--" if mark.dashed else ":" if mark.colour >= len(COLOURS) else "-"
+            ax.plot(mark.x, mark.y, style, color=colour, label=name, linewidth=1.4)
+            if len(mark.low):
+                ax.fill_between(mark.x, mark.low, mark.high, color=colour, alpha=0.15, linewidth=0)
+        case Points():
+            ax.plot(
+                mark.x, mark.y, "." if mark.small else "o", color=colour, label=name, markersize=3 if mark.small else 6
+            )
+            if mark.label and len(mark.x):
+                ax.annotate(name, (mark.x[0], mark.y[0]), xytext=(5, 4), textcoords="offset points", fontsize=6)
+        case Bars():
+            ax.bar(mark.x, mark.y, mark.span, color=colour, label=name)
+        case Arrows():
+            for row, a, b in zip(mark.rows, mark.start, mark.end, strict=True):
+                paint = colour if b >= a else NEGATIVE
+                ax.plot([a], [row], "o", color=paint, markerfacecolor="white", markersize=4)
+                ax.annotate("", (b, row), (a, row), arrowprops={"arrowstyle": "-|>", "color": paint})
+                ax.plot([b], [row], alpha=0)
+        case Ticks():
+            ax.plot(mark.x, mark.rows, "|", color=colour, label=name, markersize=9, markeredgewidth=2)
+        case Cells():
+            from matplotlib.colors import LinearSegmentedColormap
+
+            largest = max(abs(mark.low), abs(mark.high)) or 1.0
+            shades = [NEGATIVE, "#FFFFFF", colour] if mark.low < 0 else ["#FFFFFF", colour]
+            table = LinearSegmentedColormap.from_list("shades", shades)
+            low = -largest if mark.low < 0 else 0.0
+            ax.imshow(np.array(mark.values, dtype=float), cmap=table, vmin=low, vmax=largest, aspect="auto")
+
+
+def _plain(text: str) -> str:
+    """matplotlib would read dollar signs as formulas."""
+    return text.replace("$", r"\$")

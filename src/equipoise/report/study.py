@@ -1,0 +1,236 @@
+"""Runs that may be compared: the same data and settings, several methods and seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.metrics import FORMULAS, Formula, Interval, corrected_variance, over_seeds
+from equipoise.records import Recorded
+
+Vector = NDArray[np.float64]
+LAST = 5  # rounds whose mean stands beside the last one
+
+
+def sample_weighted(values: Vector, samples: Vector) -> float:
+    """Mean over clients, each with the number of its test samples as weight.
+
+    >>> sample_weighted(np.array([0.5, 1.0]), np.array([30.0, 10.0]))
+    0.625
+    """
+    there = ~np.isnan(values)
+    return float(np.average(values[there], weights=samples[there])) if samples[there].sum() > 0 else float("nan")
+
+
+def by_domain(values: Vector, domains: Sequence[str]) -> dict[str, float]:
+    """The mean over the clients of each domain."""
+    found: dict[str, list[float]] = {}
+    for domain, value in zip(domains, values.tolist(), strict=True):
+        if not np.isnan(value):
+            found.setdefault(domain, []).append(value)
+    return {domain: sum(those) / len(those) for domain, those in found.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """Methods with their finished runs by seed. `fedavg` and `local_only` are the references."""
+
+    runs: Mapping[str, Mapping[int, Recorded]]
+    notes: Sequence[str] = ()
+
+    # ------------------------------------------------------------------ facts
+    @cached_property
+    def any(self) -> Recorded:
+        return next(iter(next(iter(self.runs.values())).values()))
+
+    @property
+    def name(self) -> str:
+        return str(self.any.manifest["data"]["name"])
+
+    @property
+    def methods(self) -> list[str]:
+        return list(self.runs)
+
+    @property
+    def reference(self) -> str | None:
+        return next((m for m in self.runs if m == "fedavg" or m.startswith("fedavg(")), None)
+
+    @property
+    def alone(self) -> str | None:
+        return next((m for m in self.runs if m.startswith("local_only")), None)
+
+    @property
+    def rivals(self) -> list[str]:
+        """The methods that are neither FedAvg nor a reference of another kind."""
+        return [m for m in self.runs if m != self.reference and not m.startswith(("local_only", "centralised"))]
+
+    def colour(self, method: str) -> int:
+        return self.methods.index(method)
+
+    # ------------------------------------------------------------------ values
+    @cached_property
+    def _curves(self) -> dict[tuple[str, int, str, str], tuple[NDArray[np.int64], Vector]]:
+        return {}
+
+    def curve(
+        self, method: str, seed: int, metric: str = "accuracy", split: str = "test"
+    ) -> tuple[NDArray[np.int64], Vector]:
+        """The evaluated rounds, and [rounds, clients]."""
+        key = (method, seed, metric, split)
+        if key not in self._curves:
+            self._curves[key] = self.runs[method][seed].curve(metric, split)
+        return self._curves[key]
+
+    def final(self, method: str, metric: str = "accuracy") -> dict[int, Vector]:
+        """A value a client after the last round, for each seed."""
+        return {seed: self.curve(method, seed, metric)[1][-1] for seed in self.runs[method]}
+
+    def mean_final(self, method: str, metric: str = "accuracy") -> Vector:
+        """A value a client, averaged over seeds."""
+        found: Vector = np.mean(list(self.final(method, metric).values()), axis=0)
+        return found
+
+    def gaps(self, method: str) -> dict[int, Vector]:
+        """Test loss minus that of the client's own model, on the seeds that both have."""
+        if self.alone is None:
+            return {}
+        own, mine = self.final(self.alone, "loss"), self.final(method, "loss")
+        return {seed: mine[seed] - own[seed] for seed in mine if seed in own}
+
+    def gains(self, method: str) -> dict[int, Vector]:
+        """Accuracy over that of local-only training, on the seeds that both have."""
+        if self.alone is None:
+            return {}
+        own, mine = self.final(self.alone), self.final(method)
+        return {seed: mine[seed] - own[seed] for seed in mine if seed in own}
+
+    # ------------------------------------------------------------------ figures
+    def per_seed(self, method: str, formula: Formula, metric: str = "accuracy") -> dict[int, float]:
+        return {seed: formula.function(values) for seed, values in self.final(method, metric).items()}
+
+    def figures(self, method: str) -> dict[str, Interval]:
+        """Every figure of a method: mean and 95 % interval over seeds. `DEFINITIONS` has a line for each."""
+        found = {name: over_seeds(list(self.per_seed(method, f).values())) for name, f in FORMULAS.items()}
+        final, losses = self.final(method), self.final(method, "loss")
+        samples = self.any.samples()
+        domains = [list(by_domain(v, self.any.domains).values()) for v in final.values()]
+        more: dict[str, list[float]] = {
+            "AVG over domains": [float(np.mean(v)) for v in domains],
+            "STD over domains": [float(np.std(v)) for v in domains],
+            "MIN over domains": [min(v) for v in domains],
+            "AVG by samples": [sample_weighted(v, samples) for v in final.values()],
+            "corrected variance": [corrected_variance(v, samples) for v in final.values()],
+            "loss": [float(np.nanmean(v)) for v in losses.values()],
+            "worst loss": [float(np.nanmax(v)) for v in losses.values()],
+        }
+        gaps = self.gaps(method)
+        more |= {
+            "gap mean": [float(np.nanmean(v)) for v in gaps.values()],
+            "gap max": [float(np.nanmax(v)) for v in gaps.values()],
+            "gap min": [float(np.nanmin(v)) for v in gaps.values()],
+            "gap variance": [float(np.nanvar(v)) for v in gaps.values()],
+            "losers": [float((v < 0).sum()) for v in self.gains(method).values()],
+            "AVG, last five": [float(np.nanmean(self.curve(method, s)[1][-LAST:])) for s in final],
+            "AVG, best by validation": [self.best_by_validation(method, s) for s in final],
+            "lowest STD of the curve": [float(np.nanstd(self.curve(method, s)[1], axis=1).min()) for s in final],
+            "seconds a round": [self.seconds(method, s) for s in final],
+        }
+        return found | {name: over_seeds(values) for name, values in more.items()}
+
+    @cached_property
+    def table(self) -> dict[str, dict[str, Interval]]:
+        """Every figure of every method."""
+        return {method: self.figures(method) for method in self.methods}
+
+    def best_by_validation(self, method: str, seed: int) -> float:
+        """Test AVG of the round with the best mean validation accuracy (the earliest of them); nan without validation data."""
+        rounds, held = self.curve(method, seed, split="validation")
+        tested, values = self.curve(method, seed)
+        if not len(rounds):
+            return float("nan")
+        best = rounds[int(np.argmax(np.nanmean(held, axis=1)))]
+        return float(np.nanmean(values[list(tested).index(best)]))
+
+    def seconds(self, method: str, seed: int) -> float:
+        return float(np.mean(self.runs[method][seed].manifest["seconds_per_round"]))
+
+    def cost(self, method: str) -> Mapping[str, int]:
+        found: Mapping[str, int] = next(iter(self.runs[method].values())).manifest["cost"]
+        return found
+
+
+DEFINITIONS = {name: formula.definition for name, formula in FORMULAS.items()} | {
+    "AVG over domains": "mean over domains of the mean over a domain's clients",
+    "STD over domains": "standard deviation over domains, ddof 0",
+    "MIN over domains": "the worst domain",
+    "AVG by samples": "mean over clients, weighted by their test samples",
+    "corrected variance": "variance between clients, ddof 1, minus the mean of p(1-p)/(n-1), which finite test "
+    "sets add; below 0 means no more than chance",
+    "loss": "mean test loss over clients",
+    "worst loss": "largest test loss of a client",
+    "gap mean": "loss gap: a client's test loss minus that of its own model (local_only, same seed, last round); "
+    "mean over clients",
+    "gap max": "largest loss gap",
+    "gap min": "smallest loss gap",
+    "gap variance": "variance of the loss gaps over clients, ddof 0",
+    "losers": "clients whose test accuracy is below that of local-only training with the same seed",
+    "AVG, last five": "AVG, mean over the last five evaluated rounds",
+    "AVG, best by validation": "AVG on test data of the round with the best mean validation accuracy",
+    "lowest STD of the curve": "smallest STD (ddof 0) over all evaluated rounds; read it beside the final one only",
+    "seconds a round": "wall-clock time of a round, all clients, on the machine of the run",
+}
+PERCENT = {name for name, formula in FORMULAS.items() if formula.percent} | {
+    "AVG over domains", "STD over domains", "MIN over domains", "AVG by samples", "AVG, last five",
+    "AVG, best by validation", "lowest STD of the curve",
+}  # fmt: skip
+SMALLER_IS_BETTER = {
+    "STD", "STD (ddof 1)", "variance", "range", "Gini", "STD over domains", "corrected variance", "loss", "worst loss",
+    "gap mean", "gap max", "gap variance", "losers", "lowest STD of the curve", "seconds a round",
+}  # fmt: skip
+
+
+def studies(runs: Sequence[Recorded]) -> list[Study]:
+    """Runs of the same data and settings together, those of other settings apart; what is unfinished is named in the notes."""
+    groups: list[list[Recorded]] = []
+    for run in sorted(runs, key=lambda one: len(one.manifest["demanded"])):
+        mates = next((group for group in groups if _comparable(group[0], run)), None)
+        if mates is None:
+            groups.append([run])
+        else:
+            mates.append(run)
+    found = []
+    for members in groups:
+        notes = []
+        chosen: dict[str, dict[int, Recorded]] = {}
+        for run in members:
+            if not run.finished or not run.records.num_rows:
+                total = run.manifest["rounds"]
+                why = f": {run.manifest.get('why')}" if run.manifest.get("why") else ""
+                notes.append(f"{run.method}, seed {run.seed}, is not in the figures: {run.manifest['status']} after "
+                             f"{run.rounds_done} of {total} rounds{why}")  # fmt: skip
+            elif run.seed in chosen.setdefault(run.method, {}):
+                notes.append(f"{run.method}, seed {run.seed}, is there twice; the one in {run.place.name} is left out.")
+            else:
+                chosen[run.method][run.seed] = run
+        whole = {method: dict(sorted(by_seed.items())) for method, by_seed in chosen.items() if by_seed}
+        if whole:
+            found.append(Study(dict(sorted(whole.items(), key=lambda item: _place(item[0]))), tuple(notes)))
+    return found
+
+
+def _comparable(first: Recorded, second: Recorded) -> bool:
+    """Whether two runs differ in nothing but method and seed. What a method demands of the optimiser may differ."""
+    a, b = first.manifest, second.manifest
+    free = {*a["demanded"], *b["demanded"]}
+    trained = all(a["training"][name] == b["training"][name] for name in a["training"] if name not in free)
+    same = all(a[name] == b[name] for name in ("model", "rounds", "participation", "buffers"))
+    return trained and same and bool(a["data"]["fingerprint"] == b["data"]["fingerprint"])
+
+
+def _place(method: str) -> int:
+    """FedAvg first, the references that are no rivals last."""
+    return 0 if method.startswith("fedavg") else 2 if method.startswith(("local_only", "centralised")) else 1

@@ -1,0 +1,357 @@
+"""Figures, the levelling-down verdict, the page and the pictures, from made-up records with known answers."""
+
+import csv
+import io
+import json
+import math
+import re
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+
+from equipoise import EquipoiseError
+from equipoise.metrics import FORMULAS, bootstrap, corrected_variance, over_seeds, paired, share_of
+from equipoise.records import read_all
+from equipoise.report import tables
+from equipoise.report.charts import Bars, Cells, Panel, extent, histogram, nice_ticks
+from equipoise.report.page import page, write
+from equipoise.report.paper import save
+from equipoise.report.plots import MOST_ROWS, PLOTS, charts, sweeps
+from equipoise.report.study import DEFINITIONS, studies
+from equipoise.report.verdict import in_two_sentences, levelling_down, verdicts
+from made_runs import made
+
+NAMES = ["a", "b", "c", "d"]
+FEDAVG = np.array([0.95, 0.93, 0.90, 0.60])
+
+
+# --------------------------------------------------------------------------- figures
+def test_every_formula_on_four_clients():
+    values = 100 * FEDAVG
+    found = {name: formula.function(values) for name, formula in FORMULAS.items()}
+    assert found["AVG"] == pytest.approx(84.5)
+    assert found["STD"] == pytest.approx(math.sqrt((10.5**2 + 8.5**2 + 5.5**2 + 24.5**2) / 4))
+    assert found["STD (ddof 1)"] == pytest.approx(16.5, abs=0.05)
+    assert found["variance"] == pytest.approx(found["STD"] ** 2)
+    assert (found["MIN"], found["MAX"], found["range"]) == (60, 95, 35)
+    assert (found["worst 10 %"], found["best 10 %"]) == (60, 95)
+    assert found["Jain"] == pytest.approx(1 / (1 + (found["STD"] / found["AVG"]) ** 2))
+    assert found["cosine"] ** 2 == pytest.approx(found["Jain"])
+    pairs = [abs(a - b) for a in values for b in values]
+    assert found["Gini"] == pytest.approx(np.mean(pairs) / (2 * np.mean(values)))
+    level = {name: formula.function(np.full(4, 60.0)) for name, formula in FORMULAS.items()}
+    assert (level["STD"], level["Gini"]) == (0, 0)
+    assert level["Jain"] == level["entropy"] == pytest.approx(1)
+
+
+def test_clients_without_a_value_do_not_count():
+    for formula in FORMULAS.values():
+        whole, holed = formula.function(FEDAVG), formula.function(np.append(FEDAVG, np.nan))
+        assert whole == pytest.approx(holed)
+        assert math.isnan(formula.function(np.array([np.nan])))
+
+
+def test_worst_share_has_at_least_one_client_and_rounds_up():
+    assert share_of([0.1, 0.2, 0.3], 10) == 0.1
+    assert share_of(np.arange(11) / 10, 10) == pytest.approx(0.05)
+    assert share_of(np.arange(20) / 20, 10, best=True) == pytest.approx((18 + 19) / 40)
+
+
+def test_intervals():
+    assert over_seeds([1.0, 2.0, 3.0]).high == pytest.approx(2 + 4.302653 / math.sqrt(3))
+    assert math.isnan(over_seeds([1.0]).low)
+    assert paired({0: 0.5, 1: 0.6}, {0: 0.7, 1: 0.8, 9: 0.0}) == pytest.approx((0.2, 0.2, 0.2))
+    found = bootstrap(0.8, 400)
+    exact = 1.96 * math.sqrt(0.8 * 0.2 / 400)
+    assert found.low == pytest.approx(0.8 - exact, abs=0.006)
+    assert found.high == pytest.approx(0.8 + exact, abs=0.006)
+    assert bootstrap(1.0, 50)[1:] == (1, 1)
+    assert math.isnan(bootstrap(0.5, 0).low)
+
+
+def test_the_corrected_variance_is_free_of_sampling_noise():
+    draw = np.random.default_rng(0)
+    same = [corrected_variance(draw.binomial(30, 0.7, 50) / 30, [30] * 50) for _ in range(400)]
+    assert np.mean(same) == pytest.approx(0, abs=3e-4)  # equal clients: no variance, though the plain one is 0.007
+    truth = draw.uniform(0.5, 0.9, (400, 50))
+    apart = [corrected_variance(draw.binomial(30, p) / 30, [30] * 50) for p in truth]
+    assert np.mean(apart) == pytest.approx(0.4**2 / 12, rel=0.05)
+
+
+# --------------------------------------------------------------------------- levelling down
+def test_levelling_down_fails_and_lifting_up_passes():
+    level = levelling_down("level", NAMES, FEDAVG, np.full(4, 0.60))
+    assert not level.passed
+    assert [reason.passed for reason in level.reasons] == [True, False, False]  # the worst did not fall
+    assert "the average fell by 24.5 points" in level.reasons[1].text
+    assert "3 of 4 clients fell" in level.reasons[2].text
+    assert levelling_down("fair", NAMES, FEDAVG, np.array([0.94, 0.93, 0.90, 0.70])).passed
+
+
+def test_each_reason_alone_can_fail():
+    own = np.array([0.90, 0.90, 0.90, 0.50])
+    cases = {
+        (0.96, 0.94, 0.92, 0.58): [False, True, True, True],  # the worst fell
+        (0.93, 0.92, 0.885, 0.60): [True, False, True, False],  # the average fell by 1.1, c below its own 90
+        (0.92, 0.95, 0.92, 0.61): [True, True, False, True],  # a fell by 3 and the worst gained 1
+        (0.92, 0.95, 0.92, 0.63): [True, True, True, True],  # the worst gained as much
+        (0.95, 0.95, 0.89, 0.65): [True, True, True, False],  # c pushed below what it can do alone
+    }
+    for after, expected in cases.items():
+        found = levelling_down("m", NAMES, FEDAVG, np.array(after), own)
+        assert [reason.passed for reason in found.reasons] == expected, after
+    pushed = levelling_down("m", NAMES, FEDAVG, np.array([0.95, 0.95, 0.89, 0.65]), own)
+    assert "c pushed below" in pushed.reasons[3].text
+
+
+# --------------------------------------------------------------------------- studies
+@pytest.fixture
+def comparison(tmp_path):
+    """Three seeds of FedAvg, a fair method, a levelling one and local-only training."""
+    for seed in (0, 1, 2):
+        shift = 0.01 * (seed - 1)
+        for method, last in (
+            ("fedavg", FEDAVG),
+            ("qffl", np.array([0.94, 0.93, 0.90, 0.70])),
+            ("afl", np.full(4, 0.60)),
+            ("local_only", np.array([0.80, 0.80, 0.92, 0.50])),
+        ):
+            curve = np.stack([last - 0.2, last]) + shift
+            domains = ["x", "x", "y", "y"]
+            made(tmp_path / "runs", method, curve, seed=seed, names=NAMES, domains=domains, parameters={method: {}})
+    return tmp_path / "runs"
+
+
+def one_study(folder):
+    (study,) = studies(read_all([folder])[0])
+    return study
+
+
+def test_a_study_has_every_figure_and_a_definition_of_it(comparison):
+    study = one_study(comparison)
+    assert study.methods == ["fedavg", "afl", "qffl", "local_only"]
+    table = study.table["qffl"]
+    assert set(table) == set(DEFINITIONS)
+    assert table["AVG"].mean == pytest.approx((0.94 + 0.93 + 0.90 + 0.70) / 4)
+    assert table["AVG"].high - table["AVG"].mean == pytest.approx(4.302653 * 0.01 / math.sqrt(3))
+    assert table["AVG over domains"].mean == pytest.approx((0.935 + 0.80) / 2)
+    assert table["MIN over domains"].mean == pytest.approx(0.80)
+    assert table["losers"].mean == 1  # c: 0.90 against 0.92
+    gaps = np.array([0.80, 0.80, 0.92, 0.50]) - np.array([0.94, 0.93, 0.90, 0.70])  # losses are one minus the accuracy
+    assert table["gap mean"].mean == pytest.approx(gaps.mean())
+    assert table["gap max"].mean == pytest.approx(gaps.max())
+    assert table["gap variance"].mean == pytest.approx(gaps.var())
+    assert table["AVG, best by validation"].mean == pytest.approx(table["AVG"].mean)
+    assert table["AVG, last five"].mean == pytest.approx(table["AVG"].mean - 0.1)
+    assert table["lowest STD of the curve"].mean == pytest.approx(table["STD"].mean)
+
+
+def test_the_verdict_in_two_sentences(comparison):
+    study = one_study(comparison)
+    assert {v.method: v.word for v in verdicts(study)} == {"afl": "failed", "qffl": "passed"}
+    first, second = in_two_sentences(study)
+    assert first.startswith(
+        "qffl lifts the worst client by 10.0 points (95 % interval over seeds 10.0 to 10.0) over fedavg,"
+    )
+    assert first.endswith(" where it has 60.0 %.")
+    assert re.match(
+        r"Under qffl the average rose by 2\.[23] points, 1 of 4 clients would do better alone, and 1 of 2", second
+    )
+
+
+def test_runs_of_other_settings_are_apart(comparison):
+    made(comparison, "fedavg", FEDAVG, names=NAMES, model="mlp")
+    made(comparison, "fedsgd", FEDAVG, names=NAMES, training={"lr": 0.1, "steps": 1}, demanded={"steps": 1}, rounds=2)
+    made(comparison, "fedheal", FEDAVG, status="running")
+    made(comparison, "fedavg", FEDAVG, names=NAMES, training={"lr": 0.2, "steps": None}, rounds=2)
+    found = studies(read_all([comparison])[0])
+    assert sorted(map(len, (s.methods for s in found))) == [1, 1, 5]
+    assert "fedsgd" in max(found, key=lambda s: len(s.methods)).methods
+    again = made(comparison, "fedavg", FEDAVG, names=NAMES, rounds=2)
+    text = " ".join(note for s in studies(read_all([comparison])[0]) for note in s.notes)
+    assert "there twice" in text
+    shutil.rmtree(again)
+
+
+# --------------------------------------------------------------------------- the page
+def test_the_page_is_whole_and_alone(comparison, tmp_path):
+    files = write(*_read(comparison, tmp_path / "out" / "report.html"))
+    assert [f.name for f in files] == ["report.html", "report.md", "report.tex", "report.csv", "report.clients.csv"]
+    text = files[0].read_text()
+    for word in ("qffl lifts the worst client by 10.0 points", "Levelling down", "the average fell by 24.5 points"):
+        assert word in text
+    for kind in (
+        "arrows",
+        "domains",
+        "convergence",
+        "distribution",
+        "pareto",
+        "losses",
+        "gaps",
+        "optima",
+        "weights",
+        "holdings",
+    ):
+        assert f'<figure id="{kind}">' in text
+    assert not re.search(r"https?://|<link|@import|url\(|\bsrc=|fetch\(|XMLHttp", text)
+    assert "| qffl | 86.8 ± 2.5 |" in files[1].read_text()
+    assert r"\textbf{86.8 $\pm$ 2.5}" in files[2].read_text()
+    rows = list(csv.DictReader(io.StringIO(files[3].read_text())))
+    assert {row["figure"] for row in rows} == set(DEFINITIONS)
+    clients = list(csv.DictReader(io.StringIO(files[4].read_text())))
+    assert len(clients) == 4 * 3 * 4
+    assert float(clients[3]["accuracy"]) == pytest.approx(0.59)
+
+
+def _read(folder, out):
+    runs, wrong = read_all([folder])
+    return runs, out, wrong
+
+
+def test_names_are_escaped_everywhere(tmp_path):
+    evil = ["<script>alert(1)</script>", "=cmd|' /C calc'!A0", "a & \"b\" 'c'", "{x}\\$%_"]
+    made(tmp_path / "r", "fedavg", FEDAVG, names=evil, domains=evil, data="<img onerror=x>")
+    made(tmp_path / "r", "qffl", FEDAVG, names=evil, domains=evil, data="<img onerror=x>")
+    files = write(*_read(tmp_path / "r", tmp_path / "report.html"))
+    text = files[0].read_text()
+    assert "<script>alert" not in text
+    assert "<img" not in text
+    assert text.count("<script>") == 1
+    cells = list(csv.DictReader(io.StringIO(files[4].read_text())))
+    assert cells[1]["client"].startswith("'=cmd")
+
+
+def test_damaged_folders_are_named_and_the_rest_is_reported(comparison, tmp_path):
+    bad = made(comparison, "qffl", FEDAVG, seed=9)
+    facts = json.loads((bad / "manifest.json").read_text())
+    (bad / "manifest.json").write_text(json.dumps({**facts, "schema": 99}))
+    text = write(*_read(comparison, tmp_path / "report.html"))[0].read_text()
+    assert "newer Equipoise (schema 99" in text
+    assert "qffl lifts" in text
+    with pytest.raises(EquipoiseError, match="nothing to report"):
+        write([], tmp_path / "report.html", ["x"])
+    (tmp_path / "file").write_text("")
+    with pytest.raises(EquipoiseError, match="Choose another -o"):
+        write(read_all([comparison])[0], tmp_path / "file" / "report.html")
+
+
+@pytest.mark.parametrize("count", [3, 1000])
+def test_few_and_very_many_clients(count, tmp_path):
+    draw = np.random.default_rng(0)
+    for method in ("fedavg", "qffl", "local_only"):
+        made(tmp_path / "r", method, draw.uniform(0.4, 1, (4, count)))
+    study = one_study(tmp_path / "r")
+    for chart in charts(study):
+        for panel in chart.panels:
+            assert len(panel.y_ticks) <= MOST_ROWS
+            assert sum(len(mark.values) for mark in panel.marks if isinstance(mark, Cells)) <= MOST_ROWS
+    assert len(page([study])) < 1_000_000
+
+
+def test_the_page_of_a_large_comparison_is_small(tmp_path):
+    draw = np.random.default_rng(0)
+    methods = ["fedavg", "local_only", "qffl", "afl", "term", "fedfe", "fedheal", "eagle", "fedfv", "ditto"]
+    for method in methods:
+        made(tmp_path / "r", method, draw.uniform(0.4, 1, (200, 20)))
+    assert len(page([one_study(tmp_path / "r")]).encode()) < 5_000_000
+
+
+def test_sweeps_of_a_parameter_are_found(tmp_path):
+    for q in (0.1, 1.0, 5.0):
+        made(tmp_path / "r", f"qffl(q={q})", FEDAVG - 0.01 * q, parameters={"qffl": {"q": q, "lr": 1.0}})
+    made(tmp_path / "r", "fedavg", FEDAVG)
+    study = one_study(tmp_path / "r")
+    ((_, name, points),) = sweeps(study)
+    assert name == "qffl(q)"
+    assert [value for value, _ in points] == [0.1, 1.0, 5.0]
+    (panel,) = PLOTS["sweep"](study).panels
+    assert panel.marks[0].y[0] == pytest.approx(100 * (FEDAVG.mean() - 0.001))
+
+
+def test_rejected_answers_and_absences_are_shown(tmp_path):
+    refused = [{"round": 1, "client": "c1", "why": "not finite"}]
+    made(tmp_path / "r", "fedavg", FEDAVG, rejected=refused)
+    assert "c1 in round 1: not finite" in PLOTS["participation"](one_study(tmp_path / "r")).caption
+
+
+def test_a_single_method_still_has_a_page(tmp_path):
+    made(tmp_path / "r", "qffl", FEDAVG)
+    text = page(studies(read_all([tmp_path / "r"])[0]))
+    assert "nothing to compare with" in text
+    assert "No levelling-down check" in text
+
+
+def test_tables_show_dashes_where_there_is_nothing(tmp_path):
+    made(tmp_path / "r", "fedavg", FEDAVG)
+    assert tables.body(one_study(tmp_path / "r"))[0][5:7] == ["–", "–"]
+
+
+# --------------------------------------------------------------------------- drawing
+def test_every_plot_can_be_drawn_for_a_paper(comparison, tmp_path):
+    study = one_study(comparison)
+    for chart in charts(study):
+        for path in save(chart, tmp_path / chart.kind):
+            assert path.stat().st_size > 3000
+    assert (tmp_path / "arrows.pdf").read_bytes().startswith(b"%PDF")
+    assert (tmp_path / "arrows.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_axes():
+    assert nice_ticks(-0.3, 12.1) == [0.0, 5.0, 10.0]
+    assert histogram([0.0, 0.1, 1.0], 0.0, 1.0, 2)[1] == pytest.approx([2 / 3, 1 / 3])
+    (_, _), (low, high) = extent(Panel("", [Bars("x", [0.0], [5.0])]))
+    assert low == 0  # bars stand on zero
+    assert high > 5
+
+
+# --------------------------------------------------------------------------- a real browser
+PROBE = """
+<script>
+const found = {errors: window.mistakes || [], requests: performance.getEntriesByType("resource").length};
+const figure = document.querySelector("#convergence"), key = figure.querySelector(".key");
+const mine = [...figure.querySelectorAll(".s")].filter((g) => g.dataset.s === key.dataset.s);
+const marks = () => mine.filter((g) => g.classList.contains("off")).length;
+key.click(); found.hidden = marks(); key.click(); found.shown = marks() === 0;
+const choice = document.querySelector("#arrows select"), panels = [...document.querySelectorAll("#arrows .panel")];
+choice.selectedIndex = 1; choice.dispatchEvent(new Event("change")); found.chosen = panels.map((p) => p.hidden);
+const table = document.querySelector("table"), first = () => table.tBodies[0].rows[0].cells[0].textContent;
+table.tHead.rows[0].cells[3].click(); found.highest = first(); table.tHead.rows[0].cells[3].click(); found.lowest = first();
+const noted = document.querySelector("#arrows .panel:not([hidden]) [data-note]");
+noted.dispatchEvent(new MouseEvent("mousemove", {bubbles: true, clientX: 5, clientY: 5}));
+found.tip = document.getElementById("tip").textContent; found.visible = document.getElementById("tip").style.display;
+document.getElementById("theme").click(); found.theme = document.documentElement.className;
+document.body.setAttribute("data-found", JSON.stringify(found));
+</script></body>"""
+
+
+def test_in_a_browser(comparison, tmp_path):
+    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    text = page(studies(read_all([comparison])[0]))
+    watch = "<script>window.mistakes=[];addEventListener('error',(e)=>mistakes.push(e.message));" \
+            "for(const k of ['error','warn'])console[k]=(...a)=>mistakes.push(a.join(' '))</script>"  # fmt: skip
+    path = tmp_path / "report.html"
+    path.write_text(text.replace("<head>", f"<head>{watch}").replace("</body>", PROBE))
+    done = subprocess.run(
+        [
+            browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
+            "--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path / 'profile'}",
+            "--dump-dom", path.as_uri(),
+        ],
+        capture_output=True, text=True, timeout=600, check=True,
+    )  # fmt: skip
+    match = re.search(r'data-found="([^"]*)"', done.stdout)
+    assert match, done.stderr[-500:]
+    found = json.loads(match[1].replace("&quot;", '"').replace("&amp;", "&"))
+    assert found["errors"] == []
+    assert found["requests"] == 0
+    assert found["hidden"] == 3  # AVG, STD and MIN
+    assert found["shown"]
+    assert found["chosen"] == [True, False]
+    assert (found["highest"], found["lowest"]) == ("qffl", "local_only")
+    assert found["visible"] == "block"
+    assert "→" in found["tip"]
+    assert found["theme"] in ("dark", "light")
