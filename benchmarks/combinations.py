@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from equipoise.comparison import tabulate
-from equipoise.experiment import Job, execute_all, jobs
+from equipoise.experiment import Failure, Job, execute_all, jobs
+from equipoise.method import parse
 
 HOSTS = ("fedavg", "fedprox", "scaffold", "moon", "feddyn", "fedproc", "fedproto")
 PLUGINS = ("", "afl", "qffl", "fedheal")
@@ -37,9 +38,13 @@ def measured(methods: Sequence[str], dataset: str, seeds: Sequence[int], rounds:
     """AVG / STD / MIN of every method, in percent."""
     todo = jobs(list(dict.fromkeys(methods)), dataset, seeds, Job(rounds=rounds, eval_every=10_000))
     with tempfile.TemporaryDirectory() as folder:
-        outcomes = execute_all(todo, Path(folder), lambda _: None)
-    table = tabulate([(job.method, found.by_domain) for job, found in zip(todo, outcomes, strict=True)])
-    return {name: " / ".join(str(row[column]) for column in ("AVG", "STD", "MIN")) for name, row in table.rows.items()}
+        outcomes = list(execute_all(todo, Path(folder), lambda _: None))  # as they end, not in order
+    failed = [found for found in outcomes if isinstance(found, Failure)]
+    if failed:
+        raise SystemExit(f"{failed[0].method}: {failed[0].why}")
+    rows = tabulate([(found.method, found.by_domain) for found in outcomes]).rows
+    stored = {method: rows[str(parse(method).for_data(dataset))] for method in methods}
+    return {name: " / ".join(str(row[column]) for column in ("AVG", "STD", "MIN")) for name, row in stored.items()}
 
 
 def main() -> None:

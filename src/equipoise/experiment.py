@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 
 from equipoise import analysis
-from equipoise.checkpoints import Checkpoints, discard
+from equipoise.checkpoints import Checkpoints, discard, saved
 from equipoise.data import Federation, load_federation
 from equipoise.grammar import require
 from equipoise.guard import DEPLOYED
@@ -166,6 +166,8 @@ def recorded(
     except (Exception, KeyboardInterrupt) as error:
         for writer in writers:
             writer.fail(str(error) or type(error).__name__)
+        if checkpoint is not None and not saved(Path(checkpoint.folder)):
+            discard(Path(checkpoint.folder))
         raise
     for writer in writers:
         writer.finish(result)
@@ -216,8 +218,8 @@ def execute_all(
 ) -> Iterator[Outcome | Failure]:
     """Do all runs, as many at once as there are cores, and give each outcome when it is there.
 
-    What is finished already, with the same settings, is not done again; what was cut off goes on from its last checkpoint. A run that cannot be done (it diverges, say) is a
-    `Failure`; the others go on. When the caller stops listening, so do the workers.
+    What is finished already, with the same settings, is not done again; what was cut off goes on from its last checkpoint. A
+    run that cannot be done (it diverges, say) is a `Failure`; the others go on. When the caller stops listening, the workers end.
     """
     count = min(workers or cores(), len(todo))
     require(count >= 1, "workers", "at least 1", workers)

@@ -430,5 +430,6 @@ def stand_in(sites: Sequence[About], plan: Plan) -> Federation:
         protocol=protocol,
         notes=tuple(notes),
         digest=hashlib.sha256(json.dumps(list(sites), sort_keys=True).encode()).hexdigest(),
+        elsewhere=True,
         schema=first["schema"],  # type: ignore[arg-type]
     )
