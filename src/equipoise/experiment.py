@@ -219,7 +219,7 @@ def execute_all(
     """Do all runs, as many at once as there are cores, and give each outcome when it is there.
 
     What is finished already, with the same settings, is not done again; what was cut off goes on from its last checkpoint. A
-    run that cannot be done (it diverges, say) is a `Failure`; the others go on. When the caller stops listening, the workers end.
+    run that cannot be done (it diverges, say) is a `Failure`; the others go on. When the caller stops listening, so do workers.
     """
     count = min(workers or cores(), len(todo))
     require(count >= 1, "workers", "at least 1", workers)
