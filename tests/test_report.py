@@ -276,6 +276,15 @@ def test_rejected_answers_and_absences_are_shown(tmp_path):
     assert "c1 in round 1: not finite" in PLOTS["participation"](one_study(tmp_path / "r")).caption
 
 
+def test_runs_that_were_evaluated_once_have_no_curve(tmp_path):
+    for rounds, drawn in ((1, False), (2, True)):
+        folder = tmp_path / str(rounds)
+        for method in ("fedavg", "fedheal"):
+            made(folder, method, np.tile(FEDAVG, (rounds, 1)))
+        (study,) = studies(read_all([folder])[0])
+        assert ("convergence" in [chart.kind for chart in charts(study)]) == drawn
+
+
 def test_a_single_method_still_has_a_page(tmp_path):
     made(tmp_path / "r", "qffl", FEDAVG)
     text = page(studies(read_all([tmp_path / "r"])[0]))

@@ -126,6 +126,8 @@ def domains(study: Study) -> Chart | None:
 
 @plot
 def convergence(study: Study) -> Chart | None:
+    if all(len(_same_rounds(study, method)) < 2 for method in study.methods):
+        return None  # evaluated once: there is no curve
     panels = []
     for name in ("AVG", "STD", "MIN"):
         lines = []
