@@ -65,7 +65,9 @@ class Loopback:
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "{self.address}"\n{trust}\n'
         )
-        self.environment = {**os.environ, **SETTINGS, "FLWR_HOME": str(home)}
+        # Flower's processes start others by name: they must find those of this environment, activated or not.
+        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+        self.environment = {**os.environ, **SETTINGS, "FLWR_HOME": str(home), "PATH": path}
 
     def start(self, name: str, *words: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
