@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from equipoise import EquipoiseError, EquipoiseWarning, load, run
+from equipoise import EquipoiseError, EquipoiseWarning, Guard, load, run
 from equipoise.experiment import AlreadyDoneError, Failure, Job, execute_all, jobs, outcome, recorded
 from equipoise.loading import evaluate
 from equipoise.plan import read_plan
@@ -94,6 +94,13 @@ def test_outcomes_come_from_the_folder(tmp_path):
     rounds, values = read(found.folder).curve("loss", "validation")
     assert rounds.tolist() == [1, 2]
     assert values.shape == (2, 4)
+
+
+def test_a_guarded_run_has_a_folder_of_its_own(tmp_path):
+    plain, guarded = (save(run("qffl(q=1)", blobs(), rounds=1, guard=guard), tmp_path) for guard in (None, Guard()))
+    assert plain != guarded
+    assert "guard" not in read(plain).manifest
+    assert read(guarded).manifest["guard"] == {"share": 2.0, "clip": 3.0, "climb": 2.0}
 
 
 def test_rejected_updates_and_costs_are_in_the_manifest(tmp_path):

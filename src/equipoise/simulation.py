@@ -153,7 +153,10 @@ def run(
     name = choose(runner, chosen, task, count, total, at_hand)
     setting = task.setting(total, seed)
     served = served_method(chosen, checks, guard)
-    settings = {"rounds": total, "participation": part, "buffers": buffers, "device": device, "eval_every": eval_every}
+    settings = {
+        "rounds": total, "participation": part, "buffers": buffers, "device": device, "eval_every": eval_every,
+        **({"guard": asdict(guard)} if guard else {}),
+    }  # fmt: skip
     start = Moment(begin(served, task, count), {}, [])
     begun = Run(
         method=chosen,
@@ -173,7 +176,7 @@ def run(
     facts = {
         "method": str(chosen), "data": data.fingerprint, "model": begun.model, "seed": seed, **settings,
         "training": asdict(task.training), "runner": name, "first model": checkpoints.fingerprint(start.server),
-        "checks": asdict(checks), "guard": None if guard is None else asdict(guard),
+        "checks": asdict(checks),
     }  # fmt: skip
     folder = None if checkpoint is None else Path(checkpoint.folder)
     with nullcontext() if folder is None else checkpoints.held(folder):
