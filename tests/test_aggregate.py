@@ -170,6 +170,13 @@ def test_what_the_server_remembers_does_not_change_with_the_callers_tensors(rule
     )
 
 
+def test_without_a_copy_the_server_remembers_the_callers_own_rows():
+    r = ROUNDS[0]
+    for copy in (True, False):
+        remembered = one("fedfv", r, copy=copy).server.parts["external_conflicts"]["updates"]
+        assert (remembered[r.clients[0]].data_ptr() == r.updates.data_ptr()) is not copy
+
+
 def test_the_server_holds_the_round_index():
     assert [result.server.round for result in rolled(parse("fedavg"))] == list(range(1, len(ROUNDS) + 1))
 

@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch.func import functional_call
 
-from equipoise import EquipoiseError, Federation, Method, Outputs, Training, parse
+from equipoise import EquipoiseError, Federation, Method, Outputs, Training, parse, run
 from equipoise.fitting import for_each, plan
+from equipoise.models.small import MLP
 from equipoise.roles import Term
 from equipoise.round import begin, broadcast_of, client_round
 from equipoise.task import Task
@@ -82,23 +83,42 @@ def test_stacked_clients_train_as_each_alone(settings):
 
 
 @dataclass(frozen=True)
-class Idle(Term):
-    """Changes nothing, but is not a scale: so the general path with autograd is taken."""
+class OnEverything(Term):
+    """A loss of the outputs and of the weights themselves."""
 
     def base(self, losses, local):
-        return losses
+        return losses * (1 + local.out.logits.tanh().mean(1))
+
+    def loss(self, local):
+        return local.out.features.sin().mean(1) + 0.1 * sum(value.square().sum() for value in local.params.values())
 
 
 @pytest.mark.parametrize("model", ["linear", "mlp(hidden=(7,))", "mlp(hidden=(5, 4, 3))"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("clients", [[0], [0, 1, 2, 3]])
-def test_gradients_in_factors_are_those_of_autograd(model, momentum, clients):
+@pytest.mark.parametrize("terms", [(), (OnEverything(),)])
+def test_gradients_in_factors_are_those_of_autograd(model, momentum, clients, terms, monkeypatch):
     settings = {"epochs": 2, "batch": 8, "lr": 0.1, "momentum": momentum, "weight_decay": 0.01}
-    task = task_of(model=model, **settings)
-    assert task.factored is not None
-    fast = updates(task, clients)
-    general = updates(task, clients, method=Method(terms=(Idle(),)))
+    in_factors, by_autograd = task_of(model=model, **settings), task_of(model=model, **settings)
+    assert in_factors.factored is not None
+    monkeypatch.setitem(by_autograd.__dict__, "factored", None)
+    fast, general = (updates(task, clients, method=Method(terms=terms)) for task in (in_factors, by_autograd))
     torch.testing.assert_close(fast.updates, general.updates, rtol=1e-4, atol=1e-6)
+
+
+METHODS = ["moon", "fedproc", "fedproto", "fpl", "fedtgp", "fedsa", "fedlsa", "fedrcl(clip=0.5)", "fedprox", "feddyn(clip=0.5)",
+           "scaffold", "ditto", "propfair", "eagle(lam=0.1)", "gifair"]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.filterwarnings("ignore::equipoise.EquipoiseWarning")
+def test_every_term_has_the_same_gradient_in_factors(method, monkeypatch):
+    training = Training(epochs=1, batch=8, lr=0.05)
+    settings = {"rounds": 3, "training": training, "model": "mlp(hidden=(7,))", "runner": "vectorised"}
+    fast = run(method, blobs(), **settings)
+    monkeypatch.setattr(MLP, "stacks", False)
+    general = run(method, blobs(), **settings)
+    torch.testing.assert_close(fast.server.theta, general.server.theta, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("batch", [8, 1, None])

@@ -23,7 +23,7 @@ from equipoise.roles import Term
 from equipoise.seeds import Integers
 from equipoise.task import Mode, Task
 from equipoise.training import Training
-from equipoise.types import ClientState, Factored, Layout, Local, Outputs, Received, Tensors
+from equipoise.types import ClientState, Factors, Layout, Local, OutputGradient, Outputs, Received, Tensors
 
 Tree = Any  # tensors in nested dicts, tuples and lists; other leaves are left alone
 
@@ -162,11 +162,11 @@ def fit(
     draws = _augmentation(task, ids, planned, seed, purpose, round)
     loss_sums = torch.zeros(len(clients), device=task.device)
 
-    if task.factored is not None and training.plain and not any(_changes_loss(term) for term in terms):
-        advance: Steps = FactoredSteps(task, terms, start, mine, values, training)
+    moment = Moment(0, round, rounds, training.lr)
+    if task.factored is not None and training.plain:
+        advance: Steps = FactoredSteps(task, terms, start, mine, values, training, moment)
     else:
         noise = partial(_noise, task, ids, seed, purpose, round)
-        moment = Moment(0, round, rounds, training.lr)
         advance = AutogradSteps(task, terms, start, mine, values, statistics, training, noise, moment)
     for step in range(planned.batches.shape[1]):
         working = int(np.count_nonzero(planned.sizes[:, step]))
@@ -204,60 +204,97 @@ Steps = Callable[
 
 class FactoredSteps:
     """Plain SGD for models that give their gradient in factors: it is added to the weights by the same matrix product that
-    computes it, so that it is never stored (unless a term corrects it)."""
+    computes it, so that it is never stored (unless a term looks at the weights or corrects their gradient)."""
 
     def __init__(
-        self, task: Task, terms: Sequence[Term], start: Start, mine: Tree, values: Tensors, training: Training
+        self,
+        task: Task,
+        terms: Sequence[Term],
+        start: Start,
+        mine: Tree,
+        values: Tensors,
+        training: Training,
+        moment: Moment,
     ) -> None:
-        self.task, self.terms, self.start, self.mine, self.values, self.training = (
-            task,
-            terms,
-            start,
-            mine,
-            values,
-            training,
-        )
+        self.task, self.terms, self.start, self.mine, self.values = task, terms, start, mine, values
+        self.training, self.moment = training, moment
         self.momenta = {n: torch.zeros_like(v) for n, v in values.items()} if training.momentum else {}
-        self.correcting = any(_overrides(term, "correct") for term in terms)
+        self.correcting = training.clip is not None or any(_overrides(term, "correct") for term in terms)
+        self.changing = any(_overrides(term, hook) for term in terms for hook in ("base", "loss"))
 
     def __call__(self, step: int, working: int, groups: list[Group]) -> list[Tensor]:
         (group,) = groups  # such models have no batch statistics
         assert self.task.factored is not None
         at = slice(working)
-        values, momenta = pick(self.values, at), pick(self.momenta, at)
-        at_work = pick(self.mine, at)
-        own_params, own_buffers, own, _ = at_work
-
-        def scale(losses: Tensor) -> Tensor:
-            factor = torch.ones_like(losses)
-            for term in self.terms:
-                factor = factor * for_each(
-                    lambda loss, *own, term=term: term.scale(loss, self.start.received(*own)), working
-                )(losses, own_params, own_buffers, own)
-            return factor
-
-        found = self.task.factored(values, group.x, group.y, group.keep, scale)
-        if self.correcting:
-            gradients = {f"{layer}.weight": torch.bmm(delta.mT, x) for layer, (delta, x) in found.layers.items()}
-            gradients |= {f"{layer}.bias": delta.sum(1) for layer, (delta, _) in found.layers.items()}
-            corrected = _corrected(gradients, values, self.terms, self.start, at_work, working)
-            self._step(values, momenta, cast(Tensors, corrected))
+        values, momenta, mine = pick(self.values, at), pick(self.momenta, at), pick(self.mine, at)
+        forward = self.task.factored(values, group.x)
+        if self.changing:
+            loss, gradient, direct = self._differentiated(step, forward.out, values, group, mine)
         else:
-            self._step_in_factors(values, momenta, found)
-        return [found.loss]
+            (loss, gradient), direct = self._known(forward.out, group, mine), {}
+        layers = forward.back(gradient)
+        if self.correcting or direct:
+            for i in range(working):  # one after the other: a client's gradient then stays in the cache
+                self._step_multiplied(*pick((values, momenta, mine, layers, direct), slice(i, i + 1)))
+        else:
+            self._step_in_factors(values, momenta, layers)
+        return [loss]
 
-    def _step(self, values: Tensors, momenta: Tensors, gradients: Tensors) -> None:
+    def _known(self, out: Outputs, group: Group, mine: Tree) -> tuple[Tensor, OutputGradient]:
+        """The gradient of mean cross-entropy, times the terms' factors, with respect to the logits, whose memory it takes."""
+        y, keep = group.y.unsqueeze(2), group.keep
+        own_params, own_buffers, own, _ = mine
+        logarithms = torch.log_softmax(out.logits, 2)
+        share = (
+            torch.full_like(group.y, 1 / group.y.shape[1], dtype=logarithms.dtype)
+            if keep is None
+            else keep / keep.sum(1, keepdim=True)
+        )
+        loss = -(logarithms.gather(2, y).squeeze(2) * share).sum(1)
+        factor = torch.ones_like(loss)
+        for term in _scaling(self.terms):
+            factor = factor * for_each(
+                lambda loss, *own, term=term: term.scale(loss, self.start.received(*own)), len(loss)
+            )(loss, own_params, own_buffers, own)
+        delta = logarithms.exp_().scatter_add_(2, y, -torch.ones_like(share).unsqueeze(2))
+        return loss, OutputGradient(delta.mul_((share * factor.unsqueeze(1)).unsqueeze(2)))
+
+    def _differentiated(
+        self, step: int, out: Outputs, values: Tensors, group: Group, mine: Tree
+    ) -> tuple[Tensor, OutputGradient, Tensors]:
+        """By autograd, but only back to the outputs; and what terms that look at the weights themselves add to them."""
+        out, params = tree_map(lambda tensor: tensor.detach().requires_grad_(), (out, values))
+        objective = _objective(self.task, self.terms, self.start, self.moment._replace(done=step))
+        total, loss = for_each(objective, len(group.x))(out, params, group.x, group.y, group.keep, *mine)
+        inputs = {"logits": out.logits, "features": out.features, **out.extra, **params}
+        gradients = torch.autograd.grad(total.sum(), list(inputs.values()), allow_unused=True)
+        found: dict[str, Tensor | None] = dict(zip(inputs, gradients, strict=True))
+        at_outputs = {
+            name: torch.zeros_like(inputs[name]) if (value := found[name]) is None else value
+            for name in ("logits", *out.extra)
+        }
+        direct = {name: value for name in params if (value := found[name]) is not None}
+        return loss, OutputGradient(at_outputs.pop("logits"), found["features"], at_outputs), direct
+
+    def _step_multiplied(self, values: Tensors, momenta: Tensors, mine: Tree, layers: Factors, direct: Tensors) -> None:
+        gradients: dict[str, Tensor | None] = {}
+        for layer, (delta, x) in layers.items():
+            gradients |= {f"{layer}.weight": torch.bmm(delta.mT, x), f"{layer}.bias": delta.sum(1)}
+        gradients |= {name: _added(gradients[name], more) for name, more in direct.items()}
+        gradients = _corrected(gradients, values, self.terms, self.start, mine, 1)
+        if self.training.clip is not None:
+            gradients = _clipped(gradients, self.training.clip)
         lr, decay, momentum = self.training.lr, self.training.weight_decay, self.training.momentum
-        for name, gradient in gradients.items():
+        for name, gradient in cast(Tensors, gradients).items():
             if decay:
                 gradient = gradient.add(values[name], alpha=decay)
             if momentum:
                 gradient = momenta[name].mul_(momentum).add_(gradient)
             values[name].sub_(gradient, alpha=lr)
 
-    def _step_in_factors(self, values: Tensors, momenta: Tensors, found: Factored) -> None:
+    def _step_in_factors(self, values: Tensors, momenta: Tensors, layers: Factors) -> None:
         lr, decay, momentum = self.training.lr, self.training.weight_decay, self.training.momentum
-        for name, (delta, inputs) in found.layers.items():
+        for name, (delta, inputs) in layers.items():
             weight, bias = f"{name}.weight", f"{name}.bias"
             if momentum:
                 momenta[weight].baddbmm_(delta.mT, inputs, beta=momentum)
@@ -344,10 +381,8 @@ class Moment(NamedTuple):
     lr: float
 
 
-def _losses(
-    task: Task, terms: Sequence[Term], start: Start, moment: Moment, mode: Mode, count: int
-) -> Callable[..., tuple[Tensor, Tensor, Tensors]]:
-    """The local losses of `count` stacked clients on one batch each: (total [m], base [m], next buffers)."""
+def _objective(task: Task, terms: Sequence[Term], start: Start, moment: Moment) -> Callable[..., tuple[Tensor, Tensor]]:
+    """The local loss of one client on one batch, from the outputs of its model: (total, base)."""
 
     def objective(
         out: Outputs,
@@ -360,8 +395,6 @@ def _losses(
         own: Tensors,
         states: ClientState,
     ) -> tuple[Tensor, Tensor]:
-        """Of one client, from the outputs of its model."""
-
         def frozen(params: Tensors, buffers: Tensors) -> Outputs:
             with torch.no_grad():
                 return task.apply(params, buffers, x)
@@ -380,6 +413,15 @@ def _losses(
         for term in _scaling(terms):
             total = total * term.scale(base, received)
         return total, base
+
+    return objective
+
+
+def _losses(
+    task: Task, terms: Sequence[Term], start: Start, moment: Moment, mode: Mode, count: int
+) -> Callable[..., tuple[Tensor, Tensor, Tensors]]:
+    """The local losses of `count` stacked clients on one batch each: (total [m], base [m], next buffers)."""
+    objective = _objective(task, terms, start, moment)
 
     def alone(
         params: Tensors, buffers: Tensors, x: Tensor, y: Tensor, keep: Tensor | None, noise: Tensors, *own: Tree
@@ -405,11 +447,6 @@ def _losses(
 
 def _overrides(term: Term, hook: str) -> bool:
     return getattr(type(term), hook) is not getattr(Term, hook)
-
-
-def _changes_loss(term: Term) -> bool:
-    """Beyond a factor on the whole."""
-    return any(_overrides(term, hook) for hook in ("base", "loss"))
 
 
 def _scaling(terms: Sequence[Term]) -> list[Term]:

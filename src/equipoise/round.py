@@ -311,6 +311,7 @@ def aggregate(
     num_classes: int | None = None,
     num_domains: int | None = None,
     total_samples: int | None = None,
+    copy: bool = True,
 ) -> Aggregated:
     """The server's rule alone, on plain tensors: put it under any framework.
 
@@ -323,6 +324,8 @@ def aggregate(
         server: the `.server` of the round before; None in the first round.
         num_clients, rounds, num_classes, num_domains, total_samples: facts of the federation, for rules that need them.
         layout: named tensors and their shapes, for rules that look at tensors one by one. Default: one tensor.
+        copy: rules that remember updates (FedFV, FedFE, FedLF) copy them. False saves that, and the caller must not write
+            into `updates` afterwards.
 
     >>> from equipoise import aggregate, parse
     >>> updates = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
@@ -348,7 +351,7 @@ def aggregate(
         total_samples=total_samples,
         layout=layout if isinstance(layout, Layout) else Layout.of(dict(layout)),
     )
-    if method.keeps_updates:
+    if copy and method.keeps_updates:
         updates = updates.clone()  # what the server remembers must not change with the caller's tensors
     return _aggregate(method, theta, updates, ids, values, server or Memory(), known, ("probe", "train"))
 

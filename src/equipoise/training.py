@@ -56,8 +56,8 @@ class Training:
 
     @property
     def plain(self) -> bool:
-        """SGD without clipping."""
-        return self.optimizer == "SGD" and self.clip is None
+        """Stochastic gradient descent, with momentum or without."""
+        return self.optimizer == "SGD"
 
     @property
     def stacks(self) -> bool:

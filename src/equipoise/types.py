@@ -37,12 +37,24 @@ class Outputs(NamedTuple):
     extra: Mapping[str, Tensor] = {}
 
 
-class Factored(NamedTuple):
-    """The gradient of many stacked networks of linear layers, without multiplying it out."""
+# Linear layer -> (delta [m, batch, out], inputs [m, batch, in]): the gradient of `name.weight` is delta' inputs, that of
+# `name.bias` is delta summed over the batch.
+Factors = dict[str, tuple[Tensor, Tensor]]
 
-    loss: Tensor  # [m], mean loss of each batch
-    layers: dict[str, tuple[Tensor, Tensor]]  # name -> (delta [m, batch, out], inputs [m, batch, in])
-    # the gradient of `name.weight` is delta' inputs, that of `name.bias` is delta summed over the batch
+
+class OutputGradient(NamedTuple):
+    """Of a loss, with respect to what a model returned. None: nothing reaches the features but through the logits."""
+
+    logits: Tensor
+    features: Tensor | None = None
+    extra: Mapping[str, Tensor] = {}
+
+
+class Factored(NamedTuple):
+    """A forward pass of many stacked networks of linear layers, and the way back that gives gradients in factors."""
+
+    out: Outputs
+    back: Callable[[OutputGradient], Factors]
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,17 @@ def products(rows: Tensor, vector: Tensor) -> Tensor:
     return total
 
 
+def _squared_norm(row: Tensor, mask: Tensor | None) -> Tensor:
+    """Short sums in the row's own precision, long ones in float64."""
+    total = row.new_zeros((), dtype=torch.float64)
+    for start in range(0, row.shape[0], CHUNK):
+        part = row[start : start + CHUNK]
+        if mask is not None:
+            part = mask[start : start + CHUNK].to(row.dtype).mul_(part)
+        total += part @ part
+    return total
+
+
 @dataclass(frozen=True)
 class Updates:
     """Updates `rows [m, G]` and what the `shape` parts made of them, without building the result.
@@ -105,12 +116,8 @@ class Updates:
         if columns == slice(None) and (self.coefficients is not None or "gram" in self.__dict__):
             return self.gram.diagonal()
         rows = (self.rows if self.coefficients is None else self.shaped)[:, columns]
-        mask = None if self.mask is None else self.mask[:, columns]
-        total = rows.new_zeros(rows.shape[0], dtype=torch.float64)
-        for some in column_chunks(rows):  # short sums in the rows' own precision, long ones in float64
-            part = rows[:, some] if mask is None else mask[:, some].to(rows.dtype).mul_(rows[:, some])
-            total += torch.linalg.vector_norm(part, dim=1).double().square()
-        return total
+        masks = [None] * len(rows) if self.mask is None else self.mask[:, columns]
+        return torch.stack([_squared_norm(row, mask) for row, mask in zip(rows, masks, strict=True)])
 
     def norms(self) -> Tensor:
         """Length of each shaped update, [m] float64."""

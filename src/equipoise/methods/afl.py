@@ -86,11 +86,11 @@ class MeanOfRounds(Step):
         return "mean of the rounds' models"
 
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
-        model = round.theta + direction
-        before, count = state.get("mean", torch.zeros_like(model)), state.get("count", torch.tensor(0))
+        before, count = state.get("mean", round.theta), state.get("count", torch.tensor(0))
         assert isinstance(before, Tensor)
         assert isinstance(count, Tensor)
-        mean = before + (model - before) / (int(count) + 1)
+        share = 1 / (int(count) + 1)  # of this round's model in the mean
+        mean = torch.lerp(before, round.theta, share).add_(direction, alpha=share)
         return Stepped(direction, {"mean": mean, "count": count + 1}, mean)
 
 

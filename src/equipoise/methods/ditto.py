@@ -13,7 +13,7 @@ from equipoise.grammar import require
 from equipoise.method import Method, register
 from equipoise.roles import Mark, Scored, Term, Wrap
 from equipoise.task import PERSONAL_LOGITS
-from equipoise.types import ClientState, Local, Outputs, Received, Tensors
+from equipoise.types import ClientState, Factored, Factors, Local, OutputGradient, Outputs, Received, Tensors
 
 
 class Twin(nn.Module):
@@ -33,11 +33,22 @@ class Twin(nn.Module):
         return getattr(self.model, "stacks", False)
 
     def stacked(self, params: Tensors, x: Tensor) -> Outputs:
-        def of(model: Any, prefix: str) -> Outputs:
-            return model.stacked({n.removeprefix(prefix): v for n, v in params.items() if n.startswith(prefix)}, x)
+        return self.factored(params, x).out
 
-        out, personal = of(self.model, "model."), of(self.personal, "personal.")
-        return out._replace(extra={PERSONAL_LOGITS: personal.logits})
+    def factored(self, params: Tensors, x: Tensor) -> Factored:
+        """Two passes side by side, and two ways back."""
+
+        def of(model: Any, prefix: str) -> Factored:
+            return model.factored({n.removeprefix(prefix): v for n, v in params.items() if n.startswith(prefix)}, x)
+
+        shared, personal = of(self.model, "model."), of(self.personal, "personal.")
+
+        def back(gradient: OutputGradient) -> Factors:
+            layers = {f"model.{name}": pair for name, pair in shared.back(gradient).items()}
+            own = personal.back(OutputGradient(gradient.extra[PERSONAL_LOGITS]))
+            return layers | {f"personal.{name}": pair for name, pair in own.items()}
+
+        return Factored(shared.out._replace(extra={PERSONAL_LOGITS: personal.out.logits}), back)
 
 
 @dataclass(frozen=True)

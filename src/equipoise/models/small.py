@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from math import prod
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from equipoise.grammar import require
 from equipoise.models.staged import Staged
-from equipoise.types import EquipoiseError, Factored, Outputs, Tensors
+from equipoise.types import EquipoiseError, Factored, Factors, OutputGradient, Outputs, Tensors
 
 
 class MLP(nn.Module):
@@ -43,23 +43,24 @@ class MLP(nn.Module):
         features = self._stacked_layers(params, x)[-1]
         return Outputs(_stacked_linear("head", params, features), features)
 
-    def factored(
-        self, params: Tensors, x: Tensor, y: Tensor, keep: Tensor | None, scale: Callable[[Tensor], Tensor]
-    ) -> Factored:
-        """The gradient of `scale(loss)` times the mean cross-entropy of each batch; `scale` maps the losses `[m]`."""
+    def factored(self, params: Tensors, x: Tensor) -> Factored:
+        """The same, with the way back."""
         inputs = self._stacked_layers(params, x)
-        logarithms = torch.log_softmax(_stacked_linear("head", params, inputs[-1]), 2)
-        share = torch.full_like(y, 1 / y.shape[1], dtype=x.dtype) if keep is None else keep / keep.sum(1, keepdim=True)
-        loss = -(logarithms.gather(2, y.unsqueeze(2)).squeeze(2) * share).sum(1)
-        delta = logarithms.exp_().scatter_add_(2, y.unsqueeze(2), -torch.ones_like(share).unsqueeze(2))
-        delta.mul_((share * scale(loss).unsqueeze(1)).unsqueeze(2))
         names = [*(f"body.{i}" for i in range(0, len(self.body), 2)), "head"]
-        layers = {"head": (delta, inputs[-1])}
-        for i in range(len(names) - 1, 0, -1):
-            # what autograd does for ReLU: a mask and a product would take five times as long
-            delta = torch.ops.aten.threshold_backward(torch.bmm(delta, params[f"{names[i]}.weight"]), inputs[i], 0)
-            layers[names[i - 1]] = (delta, inputs[i - 1])
-        return Factored(loss, layers)
+
+        def back(gradient: OutputGradient) -> Factors:
+            delta = gradient.logits
+            layers = {"head": (delta, inputs[-1])}
+            for i in range(len(names) - 1, 0, -1):
+                delta = torch.bmm(delta, params[f"{names[i]}.weight"])
+                if i == len(names) - 1 and gradient.features is not None:
+                    delta += gradient.features
+                # what autograd does for ReLU: a mask and a product would take five times as long
+                delta = torch.ops.aten.threshold_backward(delta, inputs[i], 0)
+                layers[names[i - 1]] = (delta, inputs[i - 1])
+            return layers
+
+        return Factored(Outputs(_stacked_linear("head", params, inputs[-1]), inputs[-1]), back)
 
     def _stacked_layers(self, params: Tensors, x: Tensor) -> list[Tensor]:
         """What each layer sees."""
