@@ -131,7 +131,8 @@ def main() -> None:
         seconds = statistics.median(found["times"])
         limit = {"sum": floor["sum"], "gram64": floor["gram64"] + 2 * floor["sum"]}.get(against, 0.6)
         spread = f"{min(found['times']):.3f}..{max(found['times']):.3f}"
-        figures = f"{seconds:8.3f} {spread:>14s} {limit:9.3f} {seconds / limit:6.2f} {found['memory']:10.2f} {found['state']:9.2f}"
+        figures = f"{seconds:8.3f} {spread:>14s} {limit:9.3f} {seconds / limit:6.2f}"
+        figures += f" {found['memory']:10.2f} {found['state']:9.2f}"
         print(f"  {rule:40s} {figures}", flush=True)
     times = min_norm(1000)
     print(f"\n  min-norm weights of 1,000 Fisher-like clients: {statistics.median(times):.3f} s (at most 0.5)")

@@ -1,6 +1,7 @@
 """Real data comes from the folder that EQUIPOISE_DATA names, or from `shared/data` beside the checkout, if it is there."""
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,10 @@ BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
 @pytest.fixture(scope="session", autouse=True)
 def _surroundings(tmp_path_factory):
     """A cache of this session's own, so that tests neither use nor change the user's."""
+    if (
+        signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    ):  # a suite in the background: what it starts would ignore Ctrl-C, too
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     before = dict(os.environ)
     os.environ["EQUIPOISE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
     if not os.environ.get("EQUIPOISE_DATA") and BESIDE.is_dir():

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import pytest
 from typer.testing import CliRunner
@@ -81,11 +82,15 @@ def test_ctrl_c_stops_at_once_and_keeps_what_is_finished(tmp_path):
         cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={"COLUMNS": "160", "PATH": ""},
     )  # fmt: skip
-    end = time.monotonic() + 120
-    while time.monotonic() < end and len(list(tmp_path.glob("runs/*/manifest.json"))) < 2:
-        time.sleep(0.1)
-    os.killpg(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    try:
+        end = time.monotonic() + 120
+        while time.monotonic() < end and len(list(tmp_path.glob("runs/*/manifest.json"))) < 2:
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
     assert process.returncode == 130, err
     assert "runs are finished and stored" in err
     assert "fedavg" in out
