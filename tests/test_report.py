@@ -20,11 +20,12 @@ from equipoise.report.page import page, write
 from equipoise.report.paper import save
 from equipoise.report.plots import MOST_ROWS, PLOTS, charts, sweeps
 from equipoise.report.study import DEFINITIONS, studies
-from equipoise.report.verdict import in_two_sentences, levelling_down, verdicts
+from equipoise.report.verdict import chosen_by_validation, in_a_line, in_two_sentences, levelling_down, verdicts
 from made_runs import made
 
 NAMES = ["a", "b", "c", "d"]
 FEDAVG = np.array([0.95, 0.93, 0.90, 0.60])
+LAST = np.array([0, 0, 0, 0.1])
 
 
 # --------------------------------------------------------------------------- figures
@@ -84,7 +85,7 @@ def test_the_corrected_variance_is_free_of_sampling_noise():
 def test_levelling_down_fails_and_lifting_up_passes():
     level = levelling_down("level", NAMES, FEDAVG, np.full(4, 0.60))
     assert not level.passed
-    assert [reason.passed for reason in level.reasons] == [True, False, False]  # the worst did not fall
+    assert [reason.word for reason in level.reasons] == ["passed", "failed", "failed"]  # the worst did not fall
     assert "the average fell by 24.5 points" in level.reasons[1].text
     assert "3 of 4 clients fell" in level.reasons[2].text
     assert levelling_down("fair", NAMES, FEDAVG, np.array([0.94, 0.93, 0.90, 0.70])).passed
@@ -101,9 +102,41 @@ def test_each_reason_alone_can_fail():
     }
     for after, expected in cases.items():
         found = levelling_down("m", NAMES, FEDAVG, np.array(after), own)
-        assert [reason.passed for reason in found.reasons] == expected, after
+        assert [reason.word == "passed" for reason in found.reasons] == expected, after
+        assert found.word == ("passed" if all(expected) else "failed")  # one seed: nothing is undecided
     pushed = levelling_down("m", NAMES, FEDAVG, np.array([0.95, 0.95, 0.89, 0.65]), own)
-    assert "c pushed below" in pushed.reasons[3].text
+    assert "1 of 4 clients were pushed below what training alone gives: c" in pushed.reasons[3].text
+
+
+def test_what_the_seeds_may_have_done_is_neither_a_rise_nor_a_fall():
+    base = np.tile(FEDAVG, (3, 1))
+    luck = np.array([[0.04], [0.0], [-0.04]])  # of the seeds: 2.48 * 0.04 is the half of the 95 % interval
+    worst_lower = base - [0, 0, 0, 0.05] + luck * [0, 0, 0, 1]
+    found = levelling_down("m", NAMES, base, worst_lower)
+    assert [reason.word for reason in found.reasons] == ["undecided", "undecided", "undecided"]
+    assert found.word == "undecided"
+    assert "the worst client changed by -5.0 points, within the spread of seeds" in found.reasons[0].text
+    assert "1 of 4 clients fell by more than 2.0 points" in found.reasons[2].text
+    assert found.reasons[2].text.endswith("but within the spread of seeds: d")
+    sure = levelling_down("m", NAMES, base, base - [0, 0, 0, 0.05] + luck / 4 * [0, 0, 0, 1])
+    assert [reason.word for reason in sure.reasons] == ["failed", "failed", "failed"]
+    assert "the worst client fell by 5.0 points, from 60.0 to 55.0 %" in sure.reasons[0].text
+    lifted = levelling_down("m", NAMES, base, base + [0, 0, 0, 0.05] + luck * [0, 0, 0, 1])
+    assert lifted.passed
+    assert "changed by +5.0 points, within the spread of seeds" in lifted.reasons[0].text
+    both = base - [0.09, 0.09, 0, 0] + luck * [1, 1e-3, 0, 0]
+    mixed = levelling_down("m", NAMES, base, both, np.tile([0.94, 0.92, 0.0, 0.0], (3, 1)))
+    assert mixed.reasons[2].text.endswith(": b; 1 more only within the spread of seeds")
+    assert mixed.reasons[3].text == (
+        "1 of 4 clients were pushed below what training alone gives: b; 1 more only within the spread of seeds"
+    )
+
+
+def test_the_example_of_the_check_holds_over_seeds_too():
+    shift = np.array([[0.01], [0.0], [-0.01]])  # common to all methods, as of an easier split
+    base = FEDAVG + shift
+    assert levelling_down("level", NAMES, base, np.full((3, 4), 0.60) + shift).word == "failed"
+    assert levelling_down("fair", NAMES, base, np.array([0.94, 0.93, 0.90, 0.70]) + shift).word == "passed"
 
 
 # --------------------------------------------------------------------------- studies
@@ -151,14 +184,54 @@ def test_a_study_has_every_figure_and_a_definition_of_it(comparison):
 def test_the_verdict_in_two_sentences(comparison):
     study = one_study(comparison)
     assert {v.method: v.word for v in verdicts(study)} == {"afl": "failed", "qffl": "passed"}
+    assert [in_a_line(v) for v in verdicts(study)][1] == "Levelling-down check of qffl: passed."
+    assert "afl: failed (the average fell by 24.5 points" in in_a_line(verdicts(study)[0])
     first, second = in_two_sentences(study)
-    assert first.startswith(
-        "qffl lifts the worst client by 10.0 points (95 % interval over seeds 10.0 to 10.0) over fedavg,"
+    assert first == (
+        "Validation data choose qffl: the worst client, at 60.0 % under fedavg, rose by 10.0 points "
+        "(95 % interval over seeds 10.0 to 10.0)."
     )
-    assert first.endswith(" where it has 60.0 %.")
     assert re.match(
-        r"Under qffl the average rose by 2\.[23] points, 1 of 4 clients would do better alone, and 1 of 2", second
+        r"Under it the average rose by 2\.[23] points, 1 of 4 clients would do better alone, and 1 of 2", second
     )
+
+
+def test_validation_and_never_test_chooses_the_method(tmp_path):
+    better, worse = np.array([0.95, 0.93, 0.90, 0.80]), np.array([0.95, 0.93, 0.90, 0.65])
+    made(tmp_path / "r", "fedavg", FEDAVG)
+    made(tmp_path / "r", "qffl", better, validation=worse)
+    made(tmp_path / "r", "afl", worse, validation=better)
+    study = one_study(tmp_path / "r")
+    assert chosen_by_validation(study) == "afl"  # on test data it would be qffl
+    first, second = in_two_sentences(study)
+    assert "Validation data choose afl: the worst client, at 60.0 % under fedavg, rose by 5.0 points." in first
+    assert second.endswith("All this is of one seed: its spread is not known.")
+    curve = np.array([[0.9] * 4, [0.5] * 4, [0.7] * 4])
+    made(tmp_path / "s", "fedavg", curve, validation=curve[[2, 0, 1]])
+    table = one_study(tmp_path / "s").table["fedavg"]
+    assert table["AVG, best by validation"].mean == pytest.approx(0.5)  # round 2, though round 1 is best on test data
+
+
+def test_without_validation_data_no_method_is_called_the_best(tmp_path):
+    draw = np.random.default_rng(0)
+    for seed in range(3):
+        noise = draw.normal(0, 0.02, 4)
+        for method, last in (
+            ("fedavg", FEDAVG),
+            ("qffl", FEDAVG + LAST),
+            ("afl", FEDAVG - LAST),
+            ("term", FEDAVG + 0.1 * LAST + draw.normal(0, 0.03, 4)),
+        ):
+            made(tmp_path / "r", method, last + noise, seed=seed, validation=None)
+    study = one_study(tmp_path / "r")
+    assert chosen_by_validation(study) is None
+    first, second = in_two_sentences(study)
+    assert (
+        "it rises under qffl (+10.0), it falls under afl (-10.0), it differs only within the spread of seeds" in first
+    )
+    assert "term" in first.split("spread of seeds")[1]
+    assert "no method is called the best" in second
+    assert math.isnan(study.table["qffl"]["MIN, best by validation"].mean)
 
 
 def test_runs_of_other_settings_are_apart(comparison):
@@ -180,7 +253,12 @@ def test_the_page_is_whole_and_alone(comparison, tmp_path):
     files = write(*_read(comparison, tmp_path / "out" / "report.html"))
     assert [f.name for f in files] == ["report.html", "report.md", "report.tex", "report.csv", "report.clients.csv"]
     text = files[0].read_text()
-    for word in ("qffl lifts the worst client by 10.0 points", "Levelling down", "the average fell by 24.5 points"):
+    for word in (
+        "Validation data choose qffl",
+        "rose by 10.0 points",
+        "Levelling down",
+        "the average fell by 24.5 points",
+    ):
         assert word in text
     for kind in (
         "arrows",
@@ -229,7 +307,7 @@ def test_damaged_folders_are_named_and_the_rest_is_reported(comparison, tmp_path
     (bad / "manifest.json").write_text(json.dumps({**facts, "schema": 99}))
     text = write(*_read(comparison, tmp_path / "report.html"))[0].read_text()
     assert "newer Equipoise (schema 99" in text
-    assert "qffl lifts" in text
+    assert "Validation data choose qffl" in text
     with pytest.raises(EquipoiseError, match="nothing to report"):
         write([], tmp_path / "report.html", ["x"])
     (tmp_path / "file").write_text("")

@@ -20,7 +20,7 @@ from rich.table import Table
 
 from equipoise import analysis
 from equipoise.checkpoints import Checkpoints, saved
-from equipoise.comparison import Comparison, best_for_the_worst, in_words, tabulate
+from equipoise.comparison import Comparison, tabulate
 from equipoise.data import DATASETS, Federation, load_federation
 from equipoise.deploying import app as deploying
 from equipoise.experiment import (
@@ -44,6 +44,8 @@ from equipoise.plan import read_plan
 from equipoise.records import read
 from equipoise.report.commands import register as register_reports
 from equipoise.report.page import write as write_report
+from equipoise.report.study import studies
+from equipoise.report.verdict import chosen_by_validation, in_a_line, in_two_sentences, verdicts
 from equipoise.runners import RunnerName
 from equipoise.simulation import RoundRecord, Run, check_options
 from equipoise.task import Task
@@ -306,12 +308,16 @@ def _experiment(todo: Sequence[Job], out: Path, workers: int | None) -> None:
             ordered = sorted(ours, key=lambda o: (position.get(o.method, len(position)), o.seed))
             table = tabulate([(found.method, found.by_domain) for found in ordered])
             screen.print(_comparison_table(table, federation.name))
-            for sentence in in_words(table):
-                screen.print(escape(sentence), soft_wrap=True)
     if outcomes:
-        page = write_report([read(found.folder) for found in outcomes], out / "report.html")[0]
+        runs = [read(found.folder) for found in outcomes]
+        shown = studies(runs)
+        for study in shown:
+            for sentence in (*in_two_sentences(study), *map(in_a_line, verdicts(study))):
+                screen.print(escape(sentence), soft_wrap=True)
+        page = write_report(runs, out / "report.html")[0]
         screen.print(f"\nReport: {page}\nRuns: {out}/. Try next:", soft_wrap=True)
-        for command in _next_commands(dataset, best_for_the_worst(table)):
+        looked_at = chosen_by_validation(shown[-1]) or (shown[-1].rivals or shown[-1].methods)[0]
+        for command in _next_commands(dataset, looked_at):
             screen.print(f"  {escape(command)}", soft_wrap=True)
     if stopped:
         errors.print(f"Stopped. {len(outcomes)} of {len(todo)} runs are finished and stored in {out}/.")
@@ -650,12 +656,12 @@ def _one_table(table: Comparison, name: str, columns: Sequence[str], spreads: Se
     return shown
 
 
-def _next_commands(dataset: str, best: str) -> list[str]:
+def _next_commands(dataset: str, method: str) -> list[str]:
     dataset = shlex.quote(dataset)
     return [
-        f'equipoise run {dataset} --method "{best}"     one method, client by client',
-        f'equipoise compare {dataset} --methods "fedavg,local_only,centralised,{best}"     what joining is worth',
-        f"equipoise methods {best.split('(')[0].split(' ')[0]}     its parameters, and where they come from",
+        f'equipoise run {dataset} --method "{method}"     one method, client by client',
+        f'equipoise compare {dataset} --methods "fedavg,local_only,centralised,{method}"     what joining is worth',
+        f"equipoise methods {method.split('(')[0].split(' ')[0]}     its parameters, and where they come from",
     ]
 
 

@@ -155,6 +155,13 @@ def _or_nan(function: Callable[[NDArray[np.float64]], float]) -> Callable[[NDArr
     return lambda x: float(function(of_clients(x))) if len(of_clients(x)) else math.nan
 
 
+def _tail(percent: int, which: str) -> Formula:
+    return Formula(
+        lambda x: share_of(x, percent, which == "best"),
+        f"mean of the {which} {percent} % of the clients, rounded up, at least one",
+    )
+
+
 FORMULAS: dict[str, Formula] = {
     "AVG": Formula(_or_nan(np.mean), "unweighted mean over clients"),
     "STD": Formula(_or_nan(np.std), "standard deviation over clients, ddof 0"),
@@ -163,12 +170,7 @@ FORMULAS: dict[str, Formula] = {
     "MIN": Formula(_or_nan(np.min), "the worst client"),
     "MAX": Formula(_or_nan(np.max), "the best client"),
     "range": Formula(_or_nan(np.ptp), "best client minus worst client"),
-    "worst 10 %": Formula(
-        lambda x: share_of(x, 10), "mean of the worst tenth of the clients, rounded up, at least one"
-    ),
-    "best 10 %": Formula(
-        lambda x: share_of(x, 10, True), "mean of the best tenth of the clients, rounded up, at least one"
-    ),
+    **{f"{which} {k} %": _tail(k, which) for k in (10, 5, 20, 30) for which in ("worst", "best")},
     "Jain": Formula(jain, "(sum x)^2 / (K sum x^2); 1 is equal", percent=False),
     "Gini": Formula(gini, "mean absolute difference / (2 mean); 0 is equal", percent=False),
     "entropy": Formula(entropy, "entropy of x / sum(x), divided by ln K; 1 is equal", percent=False),

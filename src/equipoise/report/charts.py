@@ -154,6 +154,42 @@ def _padded(values: Sequence[float], margin: float, named: bool = False) -> tupl
     return (low - gap if low != 0 else low), high + gap
 
 
+def placed_labels(
+    points: Sequence[tuple[float, float]], widths: Sequence[float], height: float, bounds: tuple[float, float]
+) -> list[tuple[float, float]]:
+    """The middle of each point's label: above, below, to the right or left, where it meets no other point or label.
+
+    All in one unit (pixels), `bounds` are the left and right end. Where nothing is free the label goes above.
+
+    >>> placed_labels([(50, 50), (52, 40)], [20, 20], 10, (0, 100))
+    [(50, 62.0), (52, 28.0)]
+    """
+    taken = [(x - 6, y - 6, x + 6, y + 6) for x, y in points]
+    found = []
+    for i, ((x, y), width) in enumerate(zip(points, widths, strict=True)):
+        up, aside = height / 2 + 7, width / 2 + 9
+        options = [(x, y - up), (x, y + up), (x + aside, y), (x - aside, y)]
+        others = taken[:i] + taken[i + 1 :]
+        free = [at for at in options if _is_free(_box(at, width, height), others, bounds)]
+        found.append(free[0] if free else options[0])
+        taken.append(_box(found[-1], width, height))
+    return found
+
+
+Box = tuple[float, float, float, float]
+
+
+def _box(middle: tuple[float, float], width: float, height: float) -> Box:
+    x, y = middle
+    return x - width / 2, y - height / 2, x + width / 2, y + height / 2
+
+
+def _is_free(box: Box, others: Sequence[Box], bounds: tuple[float, float]) -> bool:
+    a, b, c, d = box
+    met = any(a < right and left < c and b < low and high < d for left, high, right, low in others)
+    return not met and bounds[0] <= a and c <= bounds[1]
+
+
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Round numbers between two ends.
 

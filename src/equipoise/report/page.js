@@ -48,3 +48,10 @@ document.getElementById("theme").addEventListener("click", () => {
   root.classList.toggle("dark", !dark);
   root.classList.toggle("light", dark);
 });
+// On paper nothing can be opened: print all, then put it back.
+let closed = [];
+addEventListener("beforeprint", () => {
+  closed = [...document.querySelectorAll("details:not([open])")];
+  closed.forEach((part) => { part.open = true; });
+});
+addEventListener("afterprint", () => closed.forEach((part) => { part.open = false; }));

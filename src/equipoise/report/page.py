@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from typing import get_args
 
 from equipoise.grammar import list_of
 from equipoise.metrics import FORMULAS, paired
@@ -14,7 +15,7 @@ from equipoise.report.charts import COLOURS, NEGATIVE
 from equipoise.report.plots import charts
 from equipoise.report.study import DEFINITIONS, Study, studies
 from equipoise.report.svg import drawn
-from equipoise.report.verdict import in_two_sentences, verdicts
+from equipoise.report.verdict import Word, in_two_sentences, verdicts
 from equipoise.types import EquipoiseError
 
 HERE = Path(__file__).parent
@@ -94,7 +95,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], bold: dict[str, s
     for row in rows:
         cells = []
         for name, cell in zip(head, row, strict=True):
-            kind = f" class='{cell}'" if cell in ("passed", "failed") else ""
+            kind = f" class='{cell}'" if cell in get_args(Word) else ""
             strong = row[0] in (bold or {}).get(name, ())
             cells.append(f"<td{kind}>{'<b>' if strong else ''}{escape(cell)}{'</b>' if strong else ''}</td>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
@@ -108,7 +109,8 @@ def _front(study: Study) -> str:
         _table(tables.header(), tables.body(study), bold)
         + "<p class='caption'>Test accuracy in percent after the last round, over clients: mean ± half of the 95 % "
         "interval (Student's t) "
-        f"over seeds. {escape(definitions)}. Upload is that of a client in a round. Bold is best; references do not count.</p>"
+        f"over seeds. {escape(definitions)}. Upload is that of a client in a round. Bold is the best mean on test "
+        "data, which is a description and no choice; references do not count.</p>"
     )
 
 
@@ -119,10 +121,7 @@ def _check(study: Study) -> str:
     assert study.reference is not None
     items = []
     for verdict in found:
-        reasons = "".join(
-            f"<li class='{'passed' if reason.passed else 'failed'}'>{escape(reason.text)}</li>"
-            for reason in verdict.reasons
-        )
+        reasons = "".join(f"<li class='{reason.word}'>{escape(reason.text)}</li>" for reason in verdict.reasons)
         low, average = (
             paired(study.per_seed(study.reference, FORMULAS[f]), study.per_seed(verdict.method, FORMULAS[f]))
             for f in ("MIN", "AVG")
@@ -134,8 +133,9 @@ def _check(study: Study) -> str:
         )
     against = " and local-only training" if study.alone else ""
     return (
-        f"<h2>Levelling down</h2><p class='caption'>Against {escape(study.reference)}{against}, on means over seeds: did "
-        f"the worst rise, did the average hold, who was pushed below what it could do alone?</p>{''.join(items)}"
+        f"<h2>Levelling down</h2><p class='caption'>Against {escape(study.reference)}{against}, paired by seed: did the worst "
+        "rise, did the average hold, who was pushed below what it could do alone? Undecided is what only differs within the "
+        f"spread of seeds: the 95 % interval of the paired differences holds zero.</p>{''.join(items)}"
     )
 
 

@@ -7,7 +7,20 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.report.charts import COLOURS, NEGATIVE, Arrows, Bars, Cells, Chart, Line, Mark, Panel, Points, Ticks
+from equipoise.report.charts import (
+    COLOURS,
+    NEGATIVE,
+    Arrows,
+    Bars,
+    Cells,
+    Chart,
+    Line,
+    Mark,
+    Panel,
+    Points,
+    Ticks,
+    placed_labels,
+)
 
 
 def save(chart: Chart, stem: Path) -> list[Path]:
@@ -41,6 +54,9 @@ def save(chart: Chart, stem: Path) -> list[Path]:
             fontsize=7,
             frameon=False,
         )
+    figure.draw_without_rendering()  # now it is known where things are
+    for ax, panel in zip(axes, chart.panels, strict=False):
+        _label(ax, panel)
     stem.parent.mkdir(parents=True, exist_ok=True)
     files = [stem.with_suffix(suffix) for suffix in (".pdf", ".png")]
     for file in files:
@@ -64,6 +80,24 @@ def _panel(ax: Any, panel: Panel) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
+def _label(ax: Any, panel: Panel) -> None:
+    """Names beside points, in points of 1/72 inch from them."""
+    named = [mark for mark in panel.marks if isinstance(mark, Points) and mark.label and len(mark.x)]
+    if not named:
+        return
+    scale = 72 / ax.figure.dpi
+    places = [scale * ax.transData.transform((mark.x[0], mark.y[0])) for mark in named]
+    points = [(float(x), -float(y)) for x, y in places]  # downwards, as on the page
+    bounds = (scale * ax.bbox.x0, scale * ax.bbox.x1)
+    for mark, (a, b), (x, y) in zip(
+        named, points, placed_labels(points, [3.4 * len(m.name) for m in named], 7, bounds), strict=True
+    ):
+        ax.annotate(
+            _plain(mark.name), (mark.x[0], mark.y[0]), (x - a, b - y), textcoords="offset points", fontsize=6,
+            ha="center", va="center", in_layout=False,
+        )  # fmt: skip
+
+
 def _mark(ax: Any, mark: Mark) -> None:
     colour = COLOURS[mark.colour % len(COLOURS)]
     name = _plain(mark.name)
@@ -77,8 +111,6 @@ def _mark(ax: Any, mark: Mark) -> None:
             ax.plot(
                 mark.x, mark.y, "." if mark.small else "o", color=colour, label=name, markersize=3 if mark.small else 6
             )
-            if mark.label and len(mark.x):
-                ax.annotate(name, (mark.x[0], mark.y[0]), xytext=(5, 4), textcoords="offset points", fontsize=6)
         case Bars():
             ax.bar(mark.x, mark.y, mark.span, color=colour, label=name)
         case Arrows():

@@ -89,14 +89,14 @@ def arrows(study: Study) -> Chart | None:
                 text += f", 95 % over its test samples {100 * one.low:.1f} to {100 * one.high:.1f}"
             notes.append(text + (f"; alone {percent(mean_of(own, members))}" if own is not None else ""))
         places = [float(i) for i in range(len(rows))]
-        marks: list[Arrows | Ticks] = [Arrows(method, places, start, end, study.colour(method), notes)]
+        marks: list[Arrows | Ticks] = [Arrows(method, places, start, end, 0, notes)]
         if own is not None:
             marks.append(Ticks("local_only", [100 * mean_of(own, m) for _, m in rows], places))
         ticks = {float(i): name for i, (name, _) in enumerate(rows)}
         panels.append(Panel(method, marks, "test accuracy in percent", y_ticks=ticks, wide=True))
     caption = (
-        f"From {reference} (blunt end) to the method (head), mean over seeds, last round; clients sorted by {reference}"
-        f"{'; the upright stroke is local-only training' if alone else ''}."
+        f"From {reference} (ring) to the method (head), mean over seeds, last round; blue gained, orange lost. Clients are "
+        f"sorted by {reference}{'; the upright stroke is local-only training' if alone else ''}."
     )
     if len(rows) < len(study.any.clients):
         caption += " Groups of clients are means over the group."
@@ -287,8 +287,8 @@ def weights(study: Study) -> Chart | None:
         reasons = f" (from {', '.join(names)})" if names else ""
         panels.append(heat(f"{method}{reasons}", grid, run.clients, study.colour(method), "round"))
     caption = (
-        "The factor on each client's update, first seed; darker is more. In brackets the figures that a weight came from; "
-        "weights.parquet holds for every client and round. Empty: the client did not take part."
+        "The factor on each client's update, first seed; darker is more, up to the largest of the method. In brackets the "
+        "figures that a weight came from; weights.parquet holds for every client and round. Empty: the client did not take part."
     )
     return Chart("weights", "Weights over rounds", caption, panels, one_at_a_time=True) if panels else None
 

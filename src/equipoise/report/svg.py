@@ -19,6 +19,7 @@ from equipoise.report.charts import (
     Ticks,
     extent,
     nice_ticks,
+    placed_labels,
 )
 
 Scale = Callable[[float], float]
@@ -84,6 +85,7 @@ def _panel(panel: Panel) -> str:
         out.append(f'<text class="title" x="{left:g}" y="16">{escape(_short(panel.title, int(width / 8)))}</text>')
     out += _axes(panel, x, y, (x0, x1), (y0, y1), left, width - 14, top, top + inner, crowded)
     out += [_mark(mark, x, y) for mark in panel.marks]
+    out += _labels(panel, x, y, (left, width))
     if panel.x_label:
         out.append(
             f'<text class="axis" x="{(left + width) / 2:g}" y="{height - 4:g}" text-anchor="middle">'
@@ -96,11 +98,25 @@ def _panel(panel: Panel) -> str:
     return "".join([*out, "</svg>"])
 
 
+def _labels(panel: Panel, x: Scale, y: Scale, bounds: tuple[float, float]) -> list[str]:
+    """Names beside points, hidden and shown with them."""
+    named = [mark for mark in panel.marks if isinstance(mark, Points) and mark.label and len(mark.x)]
+    texts = [_short(mark.name, 24) for mark in named]
+    points = [(x(mark.x[0]), y(mark.y[0])) for mark in named]
+    places = placed_labels(points, [6.4 * len(text) for text in texts], 13, bounds)
+    return [
+        f'<g class="s" data-s="{escape(mark.name)}"><text class="name" x="{at:.1f}" y="{middle + 4:.1f}" '
+        f'text-anchor="middle">{escape(text)}</text></g>'
+        for mark, text, (at, middle) in zip(named, texts, places, strict=True)
+    ]
+
+
 def _axes(
     panel: Panel, x: Scale, y: Scale, xs: tuple[float, float], ys: tuple[float, float], left: float, right: float,
     top: float, bottom: float, crowded: bool,
 ) -> list[str]:  # fmt: skip
     out = []
+    lined = not any(isinstance(mark, Cells) for mark in panel.marks)  # through shades lines would only disturb
     numbers = {v: f"{v:g}" for v in nice_ticks(*xs)}
     for place, name in (panel.x_ticks or numbers).items():
         at = x(place)
@@ -114,7 +130,8 @@ def _axes(
             out.append(f'<text x="{at:.1f}" y="{bottom + 15:g}" text-anchor="middle">{escape(_short(name, 18))}</text>')
     for place, name in (panel.y_ticks or {v: f"{v:g}" for v in nice_ticks(*ys)}).items():
         at = y(place)
-        out.append(f'<line class="grid" x1="{left:g}" x2="{right:g}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        if lined:
+            out.append(f'<line class="grid" x1="{left:g}" x2="{right:g}" y1="{at:.1f}" y2="{at:.1f}"/>')
         out.append(f'<text x="{left - 6:g}" y="{at + 4:.1f}" text-anchor="end">{escape(_short(name, 28))}</text>')
     return out
 
@@ -139,16 +156,10 @@ def _pieces(mark: Mark, x: Scale, y: Scale) -> list[str]:
         case Points():
             radius = 2 if mark.small else 5
             notes = mark.notes or [mark.name] * len(mark.x)
-            out = [
+            return [
                 f'<circle cx="{x(a):.1f}" cy="{y(b):.1f}" r="{radius}"{_note(note)}/>'
                 for a, b, note in zip(mark.x, mark.y, notes, strict=True)
             ]
-            if mark.label and len(mark.x):
-                out.append(
-                    f'<text class="name" x="{x(mark.x[0]):.1f}" y="{y(mark.y[0]) - 9:.1f}" text-anchor="middle">'
-                    f"{escape(_short(mark.name, 18))}</text>"
-                )
-            return out
         case Bars():
             notes = mark.notes or [mark.name] * len(mark.x)
             out = []
