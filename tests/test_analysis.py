@@ -1,11 +1,13 @@
 """What runs keep beyond their records, and the plots of it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from equipoise import EquipoiseError, analysis, run
-from equipoise.experiment import Job, recorded
+from equipoise.experiment import Job, execute_all, jobs, recorded
 from equipoise.records import read_all, save
 from equipoise.report.page import page
 from equipoise.report.plots import PLOTS
@@ -25,12 +27,12 @@ def test_conflicts_are_cosines_of_the_next_updates():
 
 def test_consistency_counts_the_more_frequent_direction():
     found = analysis.consistency(run("fedheal", blobs(), rounds=4))
-    assert found["rounds"] == 4
-    assert sum(found["shares"]) == pytest.approx(1)
-    filled = [i for i, share in enumerate(found["shares"]) if share]
+    assert list(found) == ["4"]  # rounds
+    assert sum(found["4"]) == pytest.approx(1)
+    filled = [i for i, share in enumerate(found["4"]) if share]
     assert set(filled) <= {0, 10, 19}  # of four rounds: 2, 3 or 4 in one direction
     once = analysis.consistency(run("fedheal", blobs(), rounds=1))
-    assert once["shares"][-1] == pytest.approx(1)
+    assert once["1"][-1] == pytest.approx(1)
     with pytest.raises(EquipoiseError, match="keeps no history"):
         analysis.consistency(run("fedavg", blobs(), rounds=1))
 
@@ -62,6 +64,51 @@ def test_the_border_lies_where_the_model_is_undecided():
     assert margin.abs().max() <= float((weight[1] - weight[0]).abs().sum()) * 0.2  # within a step of the grid
     with pytest.raises(EquipoiseError, match="two numbers"):
         analysis.separators(run("fedavg", blobs(), rounds=1))
+
+
+def test_consistency_is_kept_after_ten_rounds_too(tmp_path):
+    _, place = recorded(Job("fedheal", "gaussians", rounds=12, keep=("consistency",)), tmp_path)
+    found = analysis.read(place)["consistency"]
+    assert set(found) == {"10", "12"}
+    ten = run("fedheal", "gaussians", rounds=10)
+    assert found["10"] == pytest.approx(analysis.consistency(ten)["10"])
+    (study,) = studies(read_all([tmp_path])[0])
+    assert [panel.title for panel in PLOTS["consistency"](study).panels] == [
+        "fedheal, after 10 rounds",
+        "fedheal, after 12 rounds",
+    ]
+
+
+def test_a_comparison_keeps_what_each_method_can_give(tmp_path):
+    keep = ("consistency", "separators", "saliency")
+    todo = jobs(["fedheal", "fedavg"], "gaussians", [0], Job(rounds=2, keep=keep))
+    plain = [replace(job, keep=()) for job in todo]
+    assert all(one.not_kept == {} for one in execute_all(plain, tmp_path, lambda step: None, 1))
+    asked = list(execute_all(todo, tmp_path, lambda step: None, 1))  # finished, but not with what is asked for now
+    found = {one.method: one for one in asked}
+    assert set(found["fedheal"].not_kept) == {"saliency"}
+    assert set(found["fedavg"].not_kept) == {"consistency", "saliency"}
+    assert "keeps no history of directions" in found["fedavg"].not_kept["consistency"]
+    again = list(execute_all(todo, tmp_path, lambda step: pytest.fail("a run was done twice"), 1))
+    assert again == asked
+    (study,) = studies(read_all([tmp_path])[0])
+    assert [panel.title for panel in PLOTS["consistency"](study).panels] == ["fedheal, after 2 rounds"]
+    assert PLOTS["saliency"](study) is None
+    result, _ = recorded(replace(todo[0], method="fedavg"), tmp_path)
+    assert any("keeps no history" in text for text in result.warnings)  # nothing is lost: the run is there
+
+
+def test_losses_stand_beside_the_separators(tmp_path):
+    for seed in (0, 1):
+        recorded(Job("fedavg", "gaussians", rounds=3, seed=seed, keep=("separators",)), tmp_path)
+    (study,) = studies(read_all([tmp_path])[0])
+    chart = PLOTS["separators"](study)
+    data, losses = chart.panels
+    assert losses.title == "fedavg, losses"
+    assert [line.name for line in losses.marks] == study.any.clients
+    expected = np.mean([study.curve("fedavg", seed, "loss")[1][:, 0] for seed in (0, 1)], axis=0)
+    assert losses.marks[0].y == pytest.approx(expected.tolist())
+    assert data.marks[-1].name == "border"
 
 
 def test_kept_things_become_plots(tmp_path):

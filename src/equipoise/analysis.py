@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,19 @@ import torch
 from torch import Tensor
 
 from equipoise.evaluation import tensors_of
+from equipoise.method import Method
 from equipoise.methods.fedheal import ConsistencyMask
 from equipoise.round import broadcast_of, client_round
 from equipoise.simulation import Run
-from equipoise.types import EquipoiseError, Outputs, PerClient
+from equipoise.types import EquipoiseError, Outputs, PerClient, Server
 from equipoise.updates import gram
 
 FILE = "analysis.json"
 CLIENTS = 40  # whose updates are compared
 SAMPLES = 400  # whose features are drawn
 GRID = 60  # steps on each side, for the border between two classes
+SNAPSHOTS = (10, 100)  # rounds after which `consistency` is kept, besides the last one
+MISSING = "missing"  # stands for a kind that a run cannot give, with the reason
 
 
 def conflicts(run: Run) -> dict[str, Any]:
@@ -39,20 +43,27 @@ def conflicts(run: Run) -> dict[str, Any]:
     return {"clients": names, "cosines": (inner / norms / norms[:, None]).tolist()}
 
 
-def consistency(run: Run) -> dict[str, Any]:
-    """How many parameters keep the direction of their update, from the counts that FedHEAL's server keeps of each client."""
-    parts = [part for part in run.method.shape if isinstance(part, ConsistencyMask)]
+def directions(method: Method, server: Server) -> list[float]:
+    """How many parameters keep the direction of their update: shares of [0.5, 1] in 20 bins.
+
+    From the counts that FedHEAL's server keeps of each client.
+    """
+    parts = [part for part in method.shape if isinstance(part, ConsistencyMask)]
     if not parts:
-        raise EquipoiseError(
-            f"`{run.method}` keeps no history of directions: keep `consistency` of a run with fedheal."
-        )
-    state = run.server.memory.parts[parts[0].key]
+        raise EquipoiseError(f"`{method}` keeps no history of directions: keep `consistency` of a run with fedheal.")
+    state = server.memory.parts[parts[0].key]
     up, seen = state["up"], state["seen"]
     assert isinstance(up, PerClient)
     assert isinstance(seen, PerClient)
     shares = torch.cat([torch.maximum(up[k].double(), seen[k] - up[k].double()) / seen[k] for k in up])
     counts = torch.histc(shares, 20, 0.5, 1.0)
-    return {"rounds": len(run.rounds), "shares": (counts / counts.sum()).tolist()}
+    found: list[float] = (counts / counts.sum()).tolist()
+    return found
+
+
+def consistency(run: Run) -> dict[str, Any]:
+    """Directions after the last round; `look` adds those of earlier ones."""
+    return {str(len(run.rounds)): directions(run.method, run.server)}
 
 
 def features(run: Run) -> dict[str, Any]:
@@ -109,10 +120,35 @@ KINDS: dict[str, Callable[[Run], dict[str, Any]]] = {
 }
 
 
-def write(run: Run, kinds: Sequence[str], place: Path) -> None:
-    """Keep these in the run's folder."""
+def look(kinds: Sequence[str], method: Method, server: Server, place: Path) -> None:
+    """Keep what is gone when the run is over: call it after every round."""
+    if "consistency" in kinds and server.memory.round in SNAPSHOTS:
+        with suppress(EquipoiseError):  # `write` will say so
+            _merge(place, {"consistency": {str(server.memory.round): directions(method, server)}})
+
+
+def write(run: Run, kinds: Sequence[str], place: Path) -> list[str]:
+    """Keep these in the run's folder, and say which could not be kept, and why."""
+    found: dict[str, dict[str, Any]] = {}
+    for kind in kinds:
+        try:
+            found[kind] = KINDS[kind](run)
+        except EquipoiseError as error:
+            found[kind] = {MISSING: str(error)}
     if kinds:
-        (place / FILE).write_text(json.dumps({kind: KINDS[kind](run) for kind in kinds}))
+        _merge(place, found)
+    return [why for one in found.values() for name, why in one.items() if name == MISSING]
+
+
+def _merge(place: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
+    old = read(place)
+    whole = {**old, **found}
+    if "consistency" in found:
+        whole["consistency"] = {**old.get("consistency", {}), **found["consistency"]}
+    try:
+        (place / FILE).write_text(json.dumps(whole))
+    except OSError as error:
+        raise EquipoiseError(f"Cannot write `{place / FILE}`: {error.strerror}. Choose another --out.") from None
 
 
 def read(place: Path) -> dict[str, Any]:

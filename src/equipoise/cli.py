@@ -107,6 +107,10 @@ Device = Annotated[str, typer.Option(help="cpu, cuda or mps")]
 EvalEvery = Annotated[int, typer.Option(help="evaluate every n rounds; the last one always is")]
 RunnerOption = Annotated[str, typer.Option(help=", ".join(get_args(RunnerName)))]
 Out = Annotated[Path, typer.Option(help="where run folders go")]
+Keep = Annotated[str | None, typer.Option(help=f"keep for plots, separated by commas: {', '.join(analysis.KINDS)}")]
+Validation = Annotated[
+    bool, typer.Option("--validation", help="set training data aside, so that methods and rounds can be chosen by it")
+]
 Live = Annotated[
     str | None, typer.Option(help="watch the run in `mlflow` or `tensorboard`, or both, separated by a comma")
 ]
@@ -149,17 +153,16 @@ def run(
         bool, typer.Option("--resume", help="go on with the same run where it stopped", rich_help_panel=SAFE)
     ] = False,
     live: Live = None,
-    keep: Annotated[
-        str | None, typer.Option(help=f"keep for plots, separated by commas: {', '.join(analysis.KINDS)}")
-    ] = None,
+    keep: Keep = None,
+    validation: Validation = False,
     out: Out = Path("runs"),
 ) -> None:
     """Train one method, and show what every domain and client got; or do all that an experiment file (TOML) asks for."""
     if Path(dataset).suffix == ".toml":
         _use_data_folder(data_dir)
-        _experiment(
-            [replace(job, live=_chosen(live, VIEWS, "--live")) for job in read_plan(Path(dataset))], out, workers=None
-        )
+        views, kinds = _chosen(live, VIEWS, "--live"), _chosen(keep, analysis.KINDS, "--keep")
+        planned = read_plan(Path(dataset))
+        _experiment([replace(job, live=views, keep=(*job.keep, *kinds)) for job in planned], out, workers=None)
         return
     parse(method)  # say what is wrong with the method before anything is loaded
     dataset = _source(dataset, data_dir, label, client, domain, image_size, ignore, partition, schema, skip_bad)
@@ -176,6 +179,7 @@ def run(
         device=device,
         eval_every=eval_every,
         guard=guard,
+        with_validation=validation,
         live=_chosen(live, VIEWS, "--live"),
         keep=_chosen(keep, analysis.KINDS, "--keep"),
     )
@@ -238,6 +242,8 @@ def compare(
     schema: SchemaFile = None,
     skip_bad: SkipBad = False,
     live: Live = None,
+    keep: Keep = None,
+    validation: Validation = False,
     out: Out = Path("runs"),
 ) -> None:
     """Train several methods with several seeds; print one table, and write the report.
@@ -258,7 +264,9 @@ def compare(
         runner=_runner(runner),
         device=device,
         eval_every=eval_every,
+        with_validation=validation,
         live=_chosen(live, VIEWS, "--live"),
+        keep=_chosen(keep, analysis.KINDS, "--keep"),
     )
     _checked_rounds(template, data)
     names = _applicable(names, data, template, by_default=methods in (None, "all"))
@@ -299,6 +307,11 @@ def _experiment(todo: Sequence[Job], out: Path, workers: int | None) -> None:
             stopped = True
     warned = {text.split(":")[0]: text for found in outcomes for text in found.warnings}
     notes = [note for federation in data.values() for note in federation.notes]
+    notes += [
+        f"No run could keep {kind}: {why}"
+        for kind, why in (outcomes[0].not_kept.items() if outcomes else ())
+        if all(kind in found.not_kept for found in outcomes)
+    ]
     _notes((*notes, *warned.values(), *(f"{f.method}, seed {f.seed}, is missing: {f.why}" for f in failures)))
     for dataset, federation in data.items():
         ours = [found for found in outcomes if found.dataset == dataset]

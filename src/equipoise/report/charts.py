@@ -115,6 +115,7 @@ class Chart:
     caption: str  # with the definition of what is drawn
     panels: Sequence[Panel]
     one_at_a_time: bool = False  # the reader chooses the panel
+    columns: int = 3  # on paper; panels that belong together stand side by side
 
 
 def extent(panel: Panel) -> tuple[tuple[float, float], tuple[float, float]]:

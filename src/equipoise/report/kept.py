@@ -1,13 +1,15 @@
-"""Plots of what runs kept beyond their records (`run --keep ...`)."""
+"""Plots of what runs kept beyond their records (`--keep ...`)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from equipoise.analysis import distinct, logarithms, read
+import numpy as np
+
+from equipoise.analysis import MISSING, distinct, logarithms, read
 from equipoise.report.charts import Bars, Cells, Chart, Line, Panel, Points
-from equipoise.report.plots import plot
+from equipoise.report.plots import MOST_LINES, plot
 from equipoise.report.study import Study
 
 
@@ -17,7 +19,7 @@ def kept(study: Study, kind: str) -> dict[str, Any]:
     for method, runs in study.runs.items():
         for run in runs.values():
             here = read(run.place).get(kind)
-            if here is not None:
+            if here is not None and MISSING not in here:
                 found.setdefault(method, here)
     return found
 
@@ -36,11 +38,12 @@ def conflicts(study: Study) -> Chart | None:
 def consistency(study: Study) -> Chart | None:
     panels = []
     for method, found in kept(study, "consistency").items():
-        middles = [0.5 + 0.025 * (i + 0.5) for i in range(20)]
-        shares = [100 * share for share in found["shares"]]
-        bars = Bars(method, middles, shares, 0, 0.025, [f"{share:.1f} %" for share in shares])
-        title = f"{method}, {found['rounds']} rounds"
-        panels.append(Panel(title, [bars], "share of rounds in one direction", "percent of parameters"))
+        for rounds, shares in sorted(found.items(), key=lambda one: int(one[0])):
+            middles = [0.5 + 0.025 * (i + 0.5) for i in range(20)]
+            percents = [100 * share for share in shares]
+            bars = Bars(method, middles, percents, 0, 0.025, [f"{share:.1f} %" for share in percents])
+            title = f"{method}, after {rounds} rounds"
+            panels.append(Panel(title, [bars], "share of rounds in one direction", "percent of parameters"))
     caption = "For every parameter of every client: the share of rounds in which its update had its more frequent sign."
     return Chart("consistency", "Consistency of updates", caption, panels) if panels else None
 
@@ -66,7 +69,7 @@ def tsne(study: Study) -> Chart | None:
         for what in ("classes", "domains")
     ]
     caption = "Last features of test samples in two dimensions (t-SNE), coloured by class and by domain."
-    return Chart("tsne", "Features", caption, panels) if panels else None
+    return Chart("tsne", "Features", caption, panels, columns=2) if panels else None
 
 
 @plot
@@ -90,8 +93,22 @@ def separators(study: Study) -> Chart | None:
         x, y = ([place[axis] for place in found["border"]] for axis in (0, 1))
         marks = [*_scattered(found["points"], names), Points("border", x, y, 6, small=True)]
         panels.append(Panel(method, marks, "x1", "x2"))
-    caption = "Test samples in two dimensions, and where the model is undecided between the two classes (grey)."
-    return Chart("separators", "Two-dimensional data and separators", caption, panels) if panels else None
+        panels.append(Panel(f"{method}, losses", _losses(study, method), "round", "test loss"))
+    caption = (
+        "Left: test samples in two dimensions, and where the model is undecided between the two classes (grey). Right: the "
+        "test loss of each client over rounds, mean over seeds."
+    )
+    return Chart("separators", "Two-dimensional data and separators", caption, panels, columns=2) if panels else None
+
+
+def _losses(study: Study, method: str) -> list[Line]:
+    """A line a client; of many clients the worst, the mean and the best of each round."""
+    curves = [study.curve(method, seed, "loss") for seed in study.runs[method]]
+    rounds, values = curves[0][0].astype(float).tolist(), np.mean([v for _, v in curves], axis=0)
+    shown = dict(zip(study.any.clients, values.T, strict=True))
+    if len(shown) > MOST_LINES:
+        shown = {"worst": np.nanmax(values, 1), "mean": np.nanmean(values, 1), "best": np.nanmin(values, 1)}
+    return [Line(name, rounds, line.tolist(), colour) for colour, (name, line) in enumerate(shown.items())]
 
 
 def _scattered(points: Sequence[Sequence[float]], names: Sequence[str]) -> list[Points]:

@@ -29,7 +29,7 @@ def save(chart: Chart, stem: Path) -> list[Path]:
     from matplotlib.figure import Figure
 
     wide = any(panel.wide for panel in chart.panels)
-    columns = 1 if wide else min(3, len(chart.panels))
+    columns = 1 if wide else min(chart.columns, len(chart.panels))
     rows = -(-len(chart.panels) // columns)
     heights = [max(1.4, 0.22 * len(panel.y_ticks) + 0.8) if panel.rows else 3.0 for panel in chart.panels]
     high = sum(heights) if columns == 1 else rows * max(heights)

@@ -288,7 +288,7 @@ def weights(study: Study) -> Chart | None:
         panels.append(heat(f"{method}{reasons}", grid, run.clients, study.colour(method), "round"))
     caption = (
         "The factor on each client's update, first seed; darker is more, up to the largest of the method. In brackets the "
-        "figures that a weight came from; weights.parquet holds for every client and round. Empty: the client did not take part."
+        "figures that a weight came from; weights.parquet holds them all. Empty: the client did not take part."
     )
     return Chart("weights", "Weights over rounds", caption, panels, one_at_a_time=True) if panels else None
 

@@ -59,7 +59,7 @@ def levelling_down(
     """
     before, after = np.atleast_2d(before), np.atleast_2d(after)
     own = None if alone is None else np.atleast_2d(alone)
-    there: NDArray[np.bool_] = np.isfinite(before).all(0) & np.isfinite(after).all(0)
+    there = np.asarray(np.isfinite(before + after).all(0))
     names = [name for name, known in zip(names, there, strict=True) if known]
     before, after = before[:, there], after[:, there]
     worst, average = over_seeds(after.min(1) - before.min(1)), over_seeds(after.mean(1) - before.mean(1))
