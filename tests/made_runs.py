@@ -1,6 +1,7 @@
 """Run folders with made-up values, as a run would have written them."""
 
 import json
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +21,8 @@ def made(
     rounds, count = values.shape
     names = names or [f"c{k}" for k in range(count)]
     domains = domains or [""] * count
-    place = folder / f"{data}-{method.split('(')[0]}-{seed}-{len(list(folder.glob('*'))) if folder.exists() else 0}"
+    earlier = len(list(folder.glob("*"))) if folder.exists() else 0
+    place = folder / f"{re.sub('[^a-z]', '', method.split('(')[0])}-{seed}-{earlier}"
     place.mkdir(parents=True)
     facts = {
         "schema": SCHEMA, "status": "finished", "why": "", "method": method, "parameters": parameters or {method: {}},

@@ -7,8 +7,11 @@ import math
 import re
 import shutil
 import subprocess
+from html.parser import HTMLParser
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from equipoise import EquipoiseError
@@ -288,17 +291,96 @@ def _read(folder, out):
     return runs, out, wrong
 
 
-def test_names_are_escaped_everywhere(tmp_path):
-    evil = ["<script>alert(1)</script>", "=cmd|' /C calc'!A0", "a & \"b\" 'c'", "{x}\\$%_"]
-    made(tmp_path / "r", "fedavg", FEDAVG, names=evil, domains=evil, data="<img onerror=x>")
-    made(tmp_path / "r", "qffl", FEDAVG, names=evil, domains=evil, data="<img onerror=x>")
-    files = write(*_read(tmp_path / "r", tmp_path / "report.html"))
-    text = files[0].read_text()
-    assert "<script>alert" not in text
-    assert "<img" not in text
-    assert text.count("<script>") == 1
-    cells = list(csv.DictReader(io.StringIO(files[4].read_text())))
-    assert cells[1]["client"].startswith("'=cmd")
+HOSTILE = [
+    "<script>alert(1)</script>", "=cmd|'/c calc'!A1", "+1+1", "-2+3", "@SUM(A1)", "\t=1+1", "\r=1", " =1+1", "\uff1d1+1",
+    "\"><img src=x onerror=alert(1)>", "a & \"b\" 'c'", "{x}\\$%_#^~", "| a | b |\n\n# head", "[x](javascript:alert(1))",
+]  # fmt: skip
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and what would run in it."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found, self.handlers = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append(tag)
+        self.handlers += [name for name, _ in attrs if name.startswith("on") or name in ("src", "href")]
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """Runs in which every name that comes from outside is an attack."""
+    count = len(HOSTILE)
+    for attack in ("<script>alert(2)</script>", "=cmd|'/c calc'!A1"):
+        for method in ("fedavg", f"qffl + {attack}", "local_only"):
+            place = made(
+                tmp_path / "hostile", method, np.linspace(0.5, 0.9, 2 * count).reshape(2, count), names=HOSTILE,
+                domains=HOSTILE, data=attack, model=attack, warnings=[attack], versions={attack: attack}, seed=7,
+                rejected=[{"round": 1, "client": attack, "why": attack}], parameters={method: {attack: attack}},
+            )  # fmt: skip
+            facts = json.loads((place / "manifest.json").read_text())
+            facts["data"] |= {"classes": [attack, "1"], "notes": [attack], "partition": attack, "protocol": attack}
+            (place / "manifest.json").write_text(json.dumps(facts))
+            table = pq.read_table(place / "weights.parquet")
+            named = table.set_column(table.schema.get_field_index("figure"), "figure", pa.array([attack] * len(table)))
+            pq.write_table(named.cast(table.schema), place / "weights.parquet")
+            measured = pq.read_table(place / "records.parquet")
+            other = measured.set_column(4, "metric", pa.array([attack] * len(measured))).cast(measured.schema)
+            pq.write_table(pa.concat_tables([measured, other]), place / "records.parquet")
+            kept = {"clients": HOSTILE, "cosines": np.eye(count).tolist()}
+            (place / "analysis.json").write_text(json.dumps({"conflicts": kept}))
+    return tmp_path / "hostile"
+
+
+def test_no_name_becomes_an_element_of_the_page(hostile, comparison, tmp_path):
+    text = write(*_read(hostile, tmp_path / "report.html"))[0].read_text()
+    found, harmless = Elements(text), Elements(page(studies(read_all([comparison])[0]), ["a problem"]))
+    assert set(found.found) <= set(harmless.found)
+    assert found.found.count("script") == 1
+    assert found.handlers == []
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text  # it is shown, as text
+    problem = Elements(page([one_study(comparison)], ["<img src=x>"]))
+    assert "img" not in problem.found
+
+
+def test_no_cell_of_a_table_is_a_formula(hostile, tmp_path):
+    files = {path.name: path for path in write(*_read(hostile, tmp_path / "report.html"))}
+    for name in ("report.csv", "report.clients.csv"):
+        with files[name].open(newline="") as file:
+            rows = list(csv.reader(file))
+        assert len({len(row) for row in rows}) == 1  # no name made a column of its own
+        for cell in (cell for row in rows for cell in row):
+            assert cell.strip()[:1] not in tuple("=+@|\uff1d"), cell
+            assert not cell.startswith(("\t", "\r", "\n")), cell
+            assert not cell.startswith("-") or float(cell) < 0  # a number
+    clients = {row[3] for row in rows[1:]}
+    assert "'=cmd|'/c calc'!A1" in clients
+    assert len(clients) == len(HOSTILE)
+
+
+def test_names_stay_text_in_markdown_and_latex(hostile, tmp_path):
+    files = {path.suffix: path.read_text() for path in write(*_read(hostile, tmp_path / "report.html"))}
+    assert "<script" not in files[".md"]
+    assert "\\|'/c calc'!A1" in files[".md"]
+    for line in files[".md"].splitlines():
+        if line.startswith("| "):
+            assert len(re.split(r"(?<!\\)\|", line)) == len(tables.header()) + 2
+    assert "<" not in files[".tex"]
+    assert "|" not in files[".tex"]
+    for line in files[".tex"].splitlines():
+        if line.endswith(r"\\"):
+            assert len(re.split(r"(?<!\\)&", line)) == len(tables.header())
+    assert tables.marked("# a\n\n# b") == "# a # b"  # one line, so that it cannot begin a heading of its own
+    assert tables.marked("[x](y) `z` a|b") == "\\[x\\](y) \\`z\\` a\\|b"
+
+
+def test_hostile_names_are_drawn_as_text(hostile, tmp_path):
+    for study in studies(read_all([hostile])[0]):
+        for chart in charts(study):
+            assert all(path.stat().st_size for path in save(chart, tmp_path / "plots" / chart.kind))
 
 
 def test_damaged_folders_are_named_and_the_rest_is_reported(comparison, tmp_path):

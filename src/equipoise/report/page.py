@@ -30,7 +30,7 @@ def write(runs: Sequence[Recorded], out: Path, problems: Sequence[str] = ()) -> 
         raise EquipoiseError(f"There is nothing to report: {why}")
     texts = {
         ".html": page(found, problems),
-        ".md": "\n".join(f"## {s.name}\n\n{' '.join(in_two_sentences(s))}\n\n{tables.markdown(s)}" for s in found),
+        ".md": "\n".join(map(_markdown, found)),
         ".tex": "\n".join(map(tables.latex, found)),
         ".csv": _once(list(map(tables.comma_separated, found))),
         ".clients.csv": _once(list(map(tables.per_client, found))),
@@ -42,6 +42,11 @@ def write(runs: Sequence[Recorded], out: Path, problems: Sequence[str] = ()) -> 
     except OSError as error:
         raise EquipoiseError(f"Cannot write the report to `{out}`: {error.strerror}. Choose another -o.") from None
     return [out.with_suffix(suffix) for suffix in texts]
+
+
+def _markdown(study: Study) -> str:
+    name, verdict = tables.marked(study.name), tables.marked(" ".join(in_two_sentences(study)))
+    return f"## {name}\n\n{verdict}\n\n{tables.markdown(study)}"
 
 
 def _once(files: list[str]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +26,13 @@ from equipoise.report.charts import (
 
 
 def save(chart: Chart, stem: Path) -> list[Path]:
-    """`stem`.pdf and `stem`.png."""
+    """`stem`.pdf and `stem`.png. Signs that the font lacks are boxes in the picture."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")
+        return _save(chart, stem)
+
+
+def _save(chart: Chart, stem: Path) -> list[Path]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -54,9 +62,11 @@ def save(chart: Chart, stem: Path) -> list[Path]:
             fontsize=7,
             frameon=False,
         )
-    figure.draw_without_rendering()  # now it is known where things are
-    for ax, panel in zip(axes, chart.panels, strict=False):
-        _label(ax, panel)
+    named = [(ax, some) for ax, panel in zip(axes, chart.panels, strict=False) if (some := _named(panel))]
+    if named:
+        figure.draw_without_rendering()  # now it is known where things are
+    for ax, marks in named:
+        _label(ax, marks)
     stem.parent.mkdir(parents=True, exist_ok=True)
     files = [stem.with_suffix(suffix) for suffix in (".pdf", ".png")]
     for file in files:
@@ -80,11 +90,12 @@ def _panel(ax: Any, panel: Panel) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
-def _label(ax: Any, panel: Panel) -> None:
+def _named(panel: Panel) -> list[Points]:
+    return [mark for mark in panel.marks if isinstance(mark, Points) and mark.label and len(mark.x)]
+
+
+def _label(ax: Any, named: Sequence[Points]) -> None:
     """Names beside points, in points of 1/72 inch from them."""
-    named = [mark for mark in panel.marks if isinstance(mark, Points) and mark.label and len(mark.x)]
-    if not named:
-        return
     scale = 72 / ax.figure.dpi
     places = [scale * ax.transData.transform((mark.x[0], mark.y[0])) for mark in named]
     points = [(float(x), -float(y)) for x, y in places]  # downwards, as on the page
@@ -132,5 +143,5 @@ def _mark(ax: Any, mark: Mark) -> None:
 
 
 def _plain(text: str) -> str:
-    """matplotlib would read dollar signs as formulas."""
-    return text.replace("$", r"\$")
+    """matplotlib would read dollar signs as formulas, and has no picture of a tab."""
+    return " ".join(text.split()).replace("$", r"\$")

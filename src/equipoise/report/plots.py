@@ -13,6 +13,7 @@ from equipoise.report.study import Study, Vector, by_domain
 MOST_ROWS = 30  # clients that a plot names one by one; more become groups
 MOST_LINES = 8
 COLUMNS = 50  # of a heat map over rounds
+QUARTILES = {0.0: "smallest", 0.25: "first quartile", 0.5: "median", 0.75: "third quartile", 1.0: "largest"}
 Maker = Callable[[Study], Chart | None]
 PLOTS: dict[str, Maker] = {}
 
@@ -177,9 +178,9 @@ def pareto(study: Study) -> Chart | None:
             for p in rivals.values()
             if not any(better * q[0] >= better * p[0] and q[1] >= p[1] and q != p for q in rivals.values())
         )
-        marks: list[Points | Line] = [
-            Line("Pareto front", [p[0] for p in front], [p[1] for p in front], 6, dashed=True)
-        ]
+        marks: list[Points | Line] = []
+        if len(front) > 1:
+            marks.append(Line("Pareto front", [p[0] for p in front], [p[1] for p in front], 6, dashed=True))
         marks += [
             Points(m, [p[0]], [p[1]], study.colour(m), [f"{m}: {figure} {p[0]:.1f}, AVG {p[1]:.1f}"], label=True)
             for m, p in place.items()
@@ -249,21 +250,30 @@ def gaps(study: Study) -> Chart | None:
 def optima(study: Study) -> Chart | None:
     if study.alone is None:
         return None
-    points, ticks = [], {}
+    marks: list[Line | Points] = []
+    ticks = {}
     for i, split in enumerate(("validation", "test")):
         rows = [study.curve(study.alone, seed, "loss", split)[1] for seed in study.runs[study.alone]]
         if not all(len(r) for r in rows):
             continue
-        values = np.nanmean([r[-1] for r in rows], axis=0)
-        there = [k for k in range(len(values)) if not np.isnan(values[k])]
-        notes = [f"{study.any.clients[k]}: {values[k]:.3f}" for k in there]
-        points.append(Points("local_only", values[there].tolist(), [float(i)] * len(there), 0, notes))
+        values = np.mean([r[-1] for r in rows], axis=0)
+        named = {study.any.clients[k]: float(values[k]) for k in range(len(values)) if not np.isnan(values[k])}
+        if len(named) > 2 * MOST_ROWS:
+            named = {name: float(np.nanquantile(values, part)) for part, name in QUARTILES.items()}
+        spots = list(named.values())
+        marks.append(Line("range", [min(spots), max(spots)], [float(i)] * 2, 6))
+        marks.append(
+            Points("local_only", spots, [float(i)] * len(spots), 0, [f"{name}: {v:.3f}" for name, v in named.items()])
+        )
         ticks[float(i)] = split
+    if not marks:
+        return None
     caption = (
-        "Loss of every client's own model (local_only, last round, mean over seeds). A wide range: unequal difficulty."
+        "Loss of every client's own model (local_only, last round, mean over seeds). A wide range: unequal difficulty. Of more "
+        f"than {2 * MOST_ROWS} clients the smallest, the quartiles and the largest are shown."
     )
     return Chart(
-        "optima", "What clients can reach alone", caption, [Panel("", points, "loss", y_ticks=ticks, wide=True)]
+        "optima", "What clients can reach alone", caption, [Panel("", marks, "loss", y_ticks=ticks, wide=True)]
     )
 
 

@@ -160,7 +160,7 @@ def in_two_sentences(study: Study) -> list[str]:
         sure = "" if np.isnan(rise.low) else f" (95 % interval over seeds {_pp(rise.low)} to {_pp(rise.high)})"
         second = f"Under it the average {_moved(cost[best])}"
         if study.alone:
-            losers = int((study.mean_final(best) < study.mean_final(study.alone)).sum())
+            losers = f"{study.table[best]['losers'].mean:.1f}".removesuffix(".0")  # mean over seeds, as in the table
             second += f", {losers} of {len(study.any.clients)} clients would do better alone"
         said = [
             f"Validation data choose {best}: the worst client, at {base} % under {reference}, {_moved(rise)}{sure}.",
