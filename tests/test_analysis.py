@@ -7,9 +7,10 @@ import pytest
 import torch
 
 from equipoise import EquipoiseError, analysis, run
-from equipoise.experiment import Job, execute_all, jobs, recorded
+from equipoise.experiment import AlreadyDoneError, Job, execute_all, jobs, recorded
 from equipoise.records import read_all, save
 from equipoise.report.page import page
+from equipoise.report.paper import save as save_picture
 from equipoise.report.plots import PLOTS
 from equipoise.report.study import studies
 from kit import blobs, pictures
@@ -43,6 +44,9 @@ def test_grad_cam_of_every_domain():
     assert found["domains"] == ["d0", "d1"]
     assert maps.min() >= 0
     assert maps.max() <= 1
+    samples = torch.tensor(found["samples"])
+    assert (float(samples.min()), float(samples.max())) == (0, 1)
+    assert samples.shape[0] == 2
     with pytest.raises(EquipoiseError, match="shows no feature map"):
         analysis.saliency(run("fedavg", blobs(), rounds=1))
 
@@ -82,15 +86,16 @@ def test_consistency_is_kept_after_ten_rounds_too(tmp_path):
 def test_a_comparison_keeps_what_each_method_can_give(tmp_path):
     keep = ("consistency", "separators", "saliency")
     todo = jobs(["fedheal", "fedavg"], "gaussians", [0], Job(rounds=2, keep=keep))
-    plain = [replace(job, keep=()) for job in todo]
-    assert all(one.not_kept == {} for one in execute_all(plain, tmp_path, lambda step: None, 1))
+    for job in todo:
+        recorded(replace(job, keep=()), tmp_path)
     asked = list(execute_all(todo, tmp_path, lambda step: None, 1))  # finished, but not with what is asked for now
     found = {one.method: one for one in asked}
     assert set(found["fedheal"].not_kept) == {"saliency"}
     assert set(found["fedavg"].not_kept) == {"consistency", "saliency"}
     assert "keeps no history of directions" in found["fedavg"].not_kept["consistency"]
-    again = list(execute_all(todo, tmp_path, lambda step: pytest.fail("a run was done twice"), 1))
-    assert again == asked
+    for job in todo:
+        with pytest.raises(AlreadyDoneError):
+            recorded(job, tmp_path, again=False)
     (study,) = studies(read_all([tmp_path])[0])
     assert [panel.title for panel in PLOTS["consistency"](study).panels] == ["fedheal, after 2 rounds"]
     assert PLOTS["saliency"](study) is None
@@ -124,6 +129,7 @@ def test_kept_things_become_plots(tmp_path):
     place = save(result, tmp_path / "pictures")
     analysis.write(result, ["saliency"], place)
     (other,) = studies(read_all([place])[0])
-    assert len(PLOTS["saliency"](other).panels) == 2
+    assert len(PLOTS["saliency"](other).panels) == 4  # two samples, and what is seen of them
+    assert all(path.stat().st_size for path in save_picture(PLOTS["saliency"](other), tmp_path / "saliency"))
     (place / "analysis.json").write_text("{")
     assert PLOTS["saliency"](other) is None  # damaged: the report goes on without it

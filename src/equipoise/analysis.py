@@ -25,6 +25,7 @@ FILE = "analysis.json"
 CLIENTS = 40  # whose updates are compared
 SAMPLES = 400  # whose features are drawn
 GRID = 60  # steps on each side, for the border between two classes
+PIXELS = 32  # on a side of a sample that is shown
 SNAPSHOTS = (10, 100)  # rounds after which `consistency` is kept, besides the last one
 MISSING = "missing"  # stands for a kind that a run cannot give, with the reason
 
@@ -73,7 +74,7 @@ def features(run: Run) -> dict[str, Any]:
     positions, domains = _some_tests(run, SAMPLES)
     with torch.no_grad():
         found = _outputs(run, positions).features.double()
-    values = torch.linalg.svdvals(torch.cov(found.T))
+    values = torch.linalg.svdvals(torch.cov(found.T))[: len(found) - 1]  # so many can differ from zero
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         places = TSNE(perplexity=min(30, max(2, len(found) // 4)), random_state=0).fit_transform(found.numpy())
@@ -82,7 +83,7 @@ def features(run: Run) -> dict[str, Any]:
 
 
 def saliency(run: Run) -> dict[str, Any]:
-    """Grad-CAM of one test sample a domain: where the last feature map speaks for the sample's class."""
+    """Grad-CAM of one test sample a domain, where the last feature map speaks for its class, and the sample in grey."""
     positions, domains = _some_tests(run, len(run.federation.domains))
     out = _outputs(run, positions)
     if out.map is None or not out.map.requires_grad:
@@ -93,7 +94,12 @@ def saliency(run: Run) -> dict[str, Any]:
     (slope,) = torch.autograd.grad(chosen, out.map)
     maps = torch.relu((slope.mean((2, 3), keepdim=True) * out.map).sum(1)).detach()
     maps = maps / maps.amax((1, 2), keepdim=True).clamp_min(1e-12)
-    return {"domains": domains, "maps": maps.tolist()}
+    shown = run.federation.x[positions].float().mean(1)  # of the channels
+    shown = shown - shown.amin((1, 2), keepdim=True)
+    shown = shown / shown.amax((1, 2), keepdim=True).clamp_min(1e-12)
+    most = max(1, -(-shown.shape[-1] // PIXELS))
+    samples = torch.nn.functional.avg_pool2d(shown, most) if most > 1 else shown
+    return {"domains": domains, "maps": maps.tolist(), "samples": samples.tolist()}
 
 
 def separators(run: Run) -> dict[str, Any]:

@@ -101,6 +101,7 @@ class Panel:
     x_ticks: Mapping[float, str] = field(default_factory=dict)  # places with names, instead of numbers
     y_ticks: Mapping[float, str] = field(default_factory=dict)
     wide: bool = False
+    picture: bool = False  # a small square without axes
 
     @property
     def rows(self) -> bool:
@@ -116,6 +117,10 @@ class Chart:
     panels: Sequence[Panel]
     one_at_a_time: bool = False  # the reader chooses the panel
     columns: int = 3  # on paper; panels that belong together stand side by side
+
+
+def short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def extent(panel: Panel) -> tuple[tuple[float, float], tuple[float, float]]:

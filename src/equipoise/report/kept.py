@@ -74,15 +74,22 @@ def tsne(study: Study) -> Chart | None:
 
 @plot
 def saliency(study: Study) -> Chart | None:
-    panels = []
+    panels: list[Panel] = []
+    across = 1
     for method, found in kept(study, "saliency").items():
-        for domain, values in zip(found["domains"], found["maps"], strict=True):
-            rows = {float(i): "" for i in range(len(values))}
-            panels.append(Panel(f"{method}, {domain}", [Cells(domain, values, 0.0, 1.0, 3)], "", "", {0.0: ""}, rows))
+        if not panels:
+            panels = [_picture(f"sample, {d}", v, 6) for d, v in zip(found["domains"], found["samples"], strict=True)]
+        panels += [_picture(f"{method}, {d}", v, 3) for d, v in zip(found["domains"], found["maps"], strict=True)]
+        across = len(found["domains"])
     caption = (
-        "Grad-CAM of the first test sample of each domain: where the last feature map speaks for the sample's class."
+        "Grad-CAM: where the last feature map speaks for the class of the first test sample of each domain (first row: the "
+        "samples, in which dark is a large value)."
     )
-    return Chart("saliency", "Where the model looks", caption, panels) if panels else None
+    return Chart("saliency", "Where the model looks", caption, panels, columns=across) if panels else None
+
+
+def _picture(title: str, values: Sequence[Sequence[float]], colour: int) -> Panel:
+    return Panel(title, [Cells(title, values, 0.0, 1.0, colour)], picture=True)
 
 
 @plot

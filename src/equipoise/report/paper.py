@@ -22,6 +22,7 @@ from equipoise.report.charts import (
     Points,
     Ticks,
     placed_labels,
+    short,
 )
 
 
@@ -37,11 +38,14 @@ def _save(chart: Chart, stem: Path) -> list[Path]:
     from matplotlib.figure import Figure
 
     wide = any(panel.wide for panel in chart.panels)
+    small = all(panel.picture for panel in chart.panels)
     columns = 1 if wide else min(chart.columns, len(chart.panels))
     rows = -(-len(chart.panels) // columns)
-    heights = [max(1.4, 0.22 * len(panel.y_ticks) + 0.8) if panel.rows else 3.0 for panel in chart.panels]
+    heights = [
+        max(1.4, 0.22 * len(panel.y_ticks) + 0.8) if panel.rows else 1.6 if small else 3.0 for panel in chart.panels
+    ]
     high = sum(heights) if columns == 1 else rows * max(heights)
-    figure: Any = Figure(figsize=(8.0 if wide else 4.0 * columns, high), layout="constrained")
+    figure: Any = Figure(figsize=(8.0 if wide else (1.5 if small else 4.0) * columns, high), layout="constrained")
     FigureCanvasAgg(figure)
     ratios = heights if columns == 1 else None
     axes = figure.subplots(rows, columns, squeeze=False, height_ratios=ratios).ravel()
@@ -77,7 +81,11 @@ def _save(chart: Chart, stem: Path) -> list[Path]:
 def _panel(ax: Any, panel: Panel) -> None:
     for mark in panel.marks:
         _mark(ax, mark)
-    ax.set_title(_plain(panel.title), fontsize=9)
+    ax.set_title(_plain(short(panel.title, 22) if panel.picture else panel.title), fontsize=7 if panel.picture else 9)
+    if panel.picture:
+        ax.set_axis_off()
+        ax.set_aspect("equal")
+        return
     ax.set_xlabel(_plain(panel.x_label))
     ax.set_ylabel(_plain(panel.y_label))
     if panel.x_ticks:
@@ -101,10 +109,10 @@ def _label(ax: Any, named: Sequence[Points]) -> None:
     points = [(float(x), -float(y)) for x, y in places]  # downwards, as on the page
     bounds = (scale * ax.bbox.x0, scale * ax.bbox.x1)
     for mark, (a, b), (x, y) in zip(
-        named, points, placed_labels(points, [3.4 * len(m.name) for m in named], 7, bounds), strict=True
+        named, points, placed_labels(points, [3.4 * len(short(m.name, 24)) for m in named], 7, bounds), strict=True
     ):
         ax.annotate(
-            _plain(mark.name), (mark.x[0], mark.y[0]), (x - a, b - y), textcoords="offset points", fontsize=6,
+            _plain(short(mark.name, 24)), (mark.x[0], mark.y[0]), (x - a, b - y), textcoords="offset points", fontsize=6,
             ha="center", va="center", in_layout=False,
         )  # fmt: skip
 

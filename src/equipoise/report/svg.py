@@ -20,6 +20,7 @@ from equipoise.report.charts import (
     extent,
     nice_ticks,
     placed_labels,
+    short,
 )
 
 Scale = Callable[[float], float]
@@ -28,7 +29,7 @@ Scale = Callable[[float], float]
 def drawn(chart: Chart) -> str:
     """A figure with its panels, legend and caption."""
     panels = "".join(
-        f'<div class="panel{" wide" if panel.wide else ""}" data-panel="{escape(panel.title)}">{_panel(panel)}</div>'
+        f'<div class="{_shape(panel)}" data-panel="{escape(panel.title)}">{_panel(panel)}</div>'
         for panel in chart.panels
     )
     chooser = ""
@@ -39,6 +40,10 @@ def drawn(chart: Chart) -> str:
         f'<figure id="{chart.kind}"><h3>{escape(chart.title)}</h3>{chooser}{_legend(chart)}<div class="panels">{panels}</div>'
         f"<figcaption>{escape(chart.caption)}</figcaption></figure>"
     )
+
+
+def _shape(panel: Panel) -> str:
+    return "panel wide" if panel.wide else "panel picture" if panel.picture else "panel"
 
 
 def _legend(chart: Chart) -> str:
@@ -63,6 +68,8 @@ def _classes(colour: int) -> str:
 
 def _panel(panel: Panel) -> str:
     (x0, x1), (y0, y1) = extent(panel)
+    if panel.picture:
+        return _picture(panel, x0, x1)
     width = 940.0 if panel.wide else 460.0
     longest = max((len(name) for name in panel.y_ticks.values()), default=0)
     crowded = len(panel.x_ticks) > 8 and max(map(len, panel.x_ticks.values())) > 4
@@ -82,7 +89,7 @@ def _panel(panel: Panel) -> str:
 
     out = [f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(panel.title or panel.y_label)}">']
     if panel.title:
-        out.append(f'<text class="title" x="{left:g}" y="16">{escape(_short(panel.title, int(width / 8)))}</text>')
+        out.append(f'<text class="title" x="{left:g}" y="16">{escape(short(panel.title, int(width / 8)))}</text>')
     out += _axes(panel, x, y, (x0, x1), (y0, y1), left, width - 14, top, top + inner, crowded)
     out += [_mark(mark, x, y) for mark in panel.marks]
     out += _labels(panel, x, y, (left, width))
@@ -98,10 +105,21 @@ def _panel(panel: Panel) -> str:
     return "".join([*out, "</svg>"])
 
 
+def _picture(panel: Panel, low: float, high: float) -> str:
+    """Cells in a square of 150 pixels."""
+
+    def at(value: float) -> float:
+        return (value - low) / (high - low) * 150
+
+    marks = "".join(_mark(mark, at, lambda value: 20 + at(value)) for mark in panel.marks)
+    title = f'<text class="title" x="0" y="14">{escape(short(panel.title, 22))}</text>'
+    return f'<svg viewBox="0 0 150 172" role="img" aria-label="{escape(panel.title)}">{title}{marks}</svg>'
+
+
 def _labels(panel: Panel, x: Scale, y: Scale, bounds: tuple[float, float]) -> list[str]:
     """Names beside points, hidden and shown with them."""
     named = [mark for mark in panel.marks if isinstance(mark, Points) and mark.label and len(mark.x)]
-    texts = [_short(mark.name, 24) for mark in named]
+    texts = [short(mark.name, 24) for mark in named]
     points = [(x(mark.x[0]), y(mark.y[0])) for mark in named]
     places = placed_labels(points, [6.4 * len(text) for text in texts], 13, bounds)
     return [
@@ -125,14 +143,14 @@ def _axes(
         if crowded:
             turn = f"rotate(-45 {at:.1f} {bottom + 12:g})"
             out.append(f'<text x="{at:.1f}" y="{bottom + 12:g}" text-anchor="end" transform="{turn}">'
-                       f"{escape(_short(name, 16))}</text>")  # fmt: skip
+                       f"{escape(short(name, 16))}</text>")  # fmt: skip
         else:
-            out.append(f'<text x="{at:.1f}" y="{bottom + 15:g}" text-anchor="middle">{escape(_short(name, 18))}</text>')
+            out.append(f'<text x="{at:.1f}" y="{bottom + 15:g}" text-anchor="middle">{escape(short(name, 18))}</text>')
     for place, name in (panel.y_ticks or {v: f"{v:g}" for v in nice_ticks(*ys)}).items():
         at = y(place)
         if lined:
             out.append(f'<line class="grid" x1="{left:g}" x2="{right:g}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        out.append(f'<text x="{left - 6:g}" y="{at + 4:.1f}" text-anchor="end">{escape(_short(name, 28))}</text>')
+        out.append(f'<text x="{left - 6:g}" y="{at + 4:.1f}" text-anchor="end">{escape(short(name, 28))}</text>')
     return out
 
 
@@ -213,7 +231,3 @@ def _path(points: Sequence[tuple[float, float]], x: Scale, y: Scale) -> str:
 
 def _note(text: str) -> str:
     return f' data-note="{escape(text)}"'
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
