@@ -114,6 +114,8 @@ def test_losses_stand_beside_the_separators(tmp_path):
     expected = np.mean([study.curve("fedavg", seed, "loss")[1][:, 0] for seed in (0, 1)], axis=0)
     assert losses.marks[0].y == pytest.approx(expected.tolist())
     assert data.marks[-1].name == "border"
+    assert {mark.hollow for mark in data.marks[:-1]} == {True, False}
+    assert {mark.colour for mark in data.marks[:-1]} == {line.colour for line in losses.marks}
 
 
 def test_kept_things_become_plots(tmp_path):

@@ -42,6 +42,7 @@ class Points:
     notes: Sequence[str] = ()
     label: bool = False  # write the name beside the first point
     small: bool = False
+    hollow: bool = False
 
 
 @dataclass(frozen=True)
@@ -174,10 +175,11 @@ def placed_labels(
     found = []
     for i, ((x, y), width) in enumerate(zip(points, widths, strict=True)):
         up, aside = height / 2 + 7, width / 2 + 9
-        options = [(x, y - up), (x, y + up), (x + aside, y), (x - aside, y)]
+        inside = min(max(x, bounds[0] + width / 2), bounds[1] - width / 2)
+        options = [(x, y - up), (x, y + up), (x + aside, y), (x - aside, y), (inside, y - up), (inside, y + up)]
         others = taken[:i] + taken[i + 1 :]
         free = [at for at in options if _is_free(_box(at, width, height), others, bounds)]
-        found.append(free[0] if free else options[0])
+        found.append(free[0] if free else options[-2])
         taken.append(_box(found[-1], width, height))
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,26 +96,41 @@ def _picture(title: str, values: Sequence[Sequence[float]], colour: int) -> Pane
 def separators(study: Study) -> Chart | None:
     panels = []
     for method, found in kept(study, "separators").items():
-        names = [f"{d}, class {c}" for d, c in zip(found["domains"], found["classes"], strict=True)]
         x, y = ([place[axis] for place in found["border"]] for axis in (0, 1))
-        marks = [*_scattered(found["points"], names), Points("border", x, y, 6, small=True)]
+        marks = [*_samples(study, found), Points("border", x, y, 6, small=True)]
         panels.append(Panel(method, marks, "x1", "x2"))
         panels.append(Panel(f"{method}, losses", _losses(study, method), "round", "test loss"))
     caption = (
-        "Left: test samples in two dimensions, and where the model is undecided between the two classes (grey). Right: the "
-        "test loss of each client over rounds, mean over seeds."
+        "Left: test samples in two dimensions, those of the first class hollow, and where the model is undecided between the "
+        "two classes (grey). Right: the test loss of each client over rounds, mean over seeds."
     )
     return Chart("separators", "Two-dimensional data and separators", caption, panels, columns=2) if panels else None
 
 
+def _samples(study: Study, found: Mapping[str, Any]) -> list[Points]:
+    """A domain has one colour, hollow for the first class."""
+    colours = list(dict.fromkeys(study.any.domains))
+    kinds = [f"{d}, class {c}" for d, c in zip(found["domains"], found["classes"], strict=True)]
+    marks = []
+    for name, places in distinct(kinds).items():
+        first, (x, y) = places[0], zip(*(found["points"][i] for i in places), strict=True)
+        colour, hollow = colours.index(found["domains"][first]), found["classes"][first] == 0
+        marks.append(Points(name, x, y, colour, small=True, hollow=hollow))
+    return marks
+
+
 def _losses(study: Study, method: str) -> list[Line]:
-    """A line a client; of many clients the worst, the mean and the best of each round."""
+    """A line a client, in the colour of its domain; of many clients the worst, the mean and the best of each round."""
     curves = [study.curve(method, seed, "loss") for seed in study.runs[method]]
     rounds, values = curves[0][0].astype(float).tolist(), np.mean([v for _, v in curves], axis=0)
-    shown = dict(zip(study.any.clients, values.T, strict=True))
-    if len(shown) > MOST_LINES:
+    if len(study.any.clients) > MOST_LINES:
         shown = {"worst": np.nanmax(values, 1), "mean": np.nanmean(values, 1), "best": np.nanmin(values, 1)}
-    return [Line(name, rounds, line.tolist(), colour) for colour, (name, line) in enumerate(shown.items())]
+        return [Line(name, rounds, line.tolist(), colour) for colour, (name, line) in enumerate(shown.items())]
+    colours = list(dict.fromkeys(study.any.domains))
+    return [
+        Line(name, rounds, line.tolist(), colours.index(domain))
+        for name, domain, line in zip(study.any.clients, study.any.domains, values.T, strict=True)
+    ]
 
 
 def _scattered(points: Sequence[Sequence[float]], names: Sequence[str]) -> list[Points]:

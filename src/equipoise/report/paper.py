@@ -127,8 +127,16 @@ def _mark(ax: Any, mark: Mark) -> None:
             if len(mark.low):
                 ax.fill_between(mark.x, mark.low, mark.high, color=colour, alpha=0.15, linewidth=0)
         case Points():
+            size, face = 2 if mark.small else 6, "none" if mark.hollow else colour
             ax.plot(
-                mark.x, mark.y, "." if mark.small else "o", color=colour, label=name, markersize=3 if mark.small else 6
+                mark.x,
+                mark.y,
+                "o",
+                color=colour,
+                markerfacecolor=face,
+                label=name,
+                markersize=size,
+                markeredgewidth=0.7,
             )
         case Bars():
             ax.bar(mark.x, mark.y, mark.span, color=colour, label=name)

@@ -36,8 +36,10 @@ def drawn(chart: Chart) -> str:
     if chart.one_at_a_time and len(chart.panels) > 1:
         options = "".join(f"<option>{escape(panel.title)}</option>" for panel in chart.panels)
         chooser = f'<label class="choose">Method <select>{options}</select></label>'
+    pictures = all(panel.picture for panel in chart.panels)
+    kind = f'class="panels pictures" style="--across:{chart.columns}"' if pictures else 'class="panels"'
     return (
-        f'<figure id="{chart.kind}"><h3>{escape(chart.title)}</h3>{chooser}{_legend(chart)}<div class="panels">{panels}</div>'
+        f'<figure id="{chart.kind}"><h3>{escape(chart.title)}</h3>{chooser}{_legend(chart)}<div {kind}>{panels}</div>'
         f"<figcaption>{escape(chart.caption)}</figcaption></figure>"
     )
 
@@ -172,10 +174,11 @@ def _pieces(mark: Mark, x: Scale, y: Scale) -> list[str]:
             )
             return out
         case Points():
-            radius = 2 if mark.small else 5
+            radius = 2.5 if mark.hollow else 2 if mark.small else 5
+            kind = ' class="hollow"' if mark.hollow else ""
             notes = mark.notes or [mark.name] * len(mark.x)
             return [
-                f'<circle cx="{x(a):.1f}" cy="{y(b):.1f}" r="{radius}"{_note(note)}/>'
+                f'<circle{kind} cx="{x(a):.1f}" cy="{y(b):.1f}" r="{radius}"{_note(note)}/>'
                 for a, b, note in zip(mark.x, mark.y, notes, strict=True)
             ]
         case Bars():
