@@ -13,15 +13,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 from equipoise import EquipoiseError
+from equipoise.cli import app
 from equipoise.metrics import FORMULAS, bootstrap, corrected_variance, over_seeds, paired, share_of
 from equipoise.records import read_all
 from equipoise.report import tables
 from equipoise.report.charts import Bars, Cells, Panel, extent, histogram, nice_ticks
 from equipoise.report.page import page, write
 from equipoise.report.paper import save
-from equipoise.report.plots import MOST_ROWS, PLOTS, charts, sweeps
+from equipoise.report.plots import MOST_ROWS, PLOTS, charts, partitions, sweeps
 from equipoise.report.study import DEFINITIONS, studies
 from equipoise.report.verdict import chosen_by_validation, in_a_line, in_two_sentences, levelling_down, verdicts
 from made_runs import made
@@ -284,6 +286,9 @@ def test_the_page_is_whole_and_alone(comparison, tmp_path):
     clients = list(csv.DictReader(io.StringIO(files[4].read_text())))
     assert len(clients) == 4 * 3 * 4
     assert float(clients[3]["accuracy"]) == pytest.approx(0.59)
+    exact = 1.96 * math.sqrt(0.59 * 0.41 / 100)
+    assert float(clients[3]["high"]) - float(clients[3]["low"]) == pytest.approx(2 * exact, abs=0.03)
+    assert clients[3]["samples"] == "100"
 
 
 def _read(folder, out):
@@ -428,6 +433,28 @@ def test_sweeps_of_a_parameter_are_found(tmp_path):
     assert [value for value, _ in points] == [0.1, 1.0, 5.0]
     (panel,) = PLOTS["sweep"](study).panels
     assert panel.marks[0].y[0] == pytest.approx(100 * (FEDAVG.mean() - 0.001))
+
+
+def test_a_weight_is_told_with_the_figure_it_came_from(comparison):
+    panel = PLOTS["weights"](one_study(comparison)).panels[0]
+    assert panel.title == "fedavg (from samples)"
+    assert panel.marks[0].values == [[0.25, 0.25]] * 4
+    assert panel.marks[0].notes[0] == ["a, round 1: weight 0.25, samples 10", "a, round 2: weight 0.25, samples 10"]
+
+
+def test_the_reach_of_clients_alone_is_shown_for_every_partition(comparison, tmp_path):
+    assert partitions(studies(read_all([comparison])[0])) is None  # one is no comparison
+    assert 'id="partitions"' not in page(studies(read_all([comparison])[0]))
+    made(comparison, "local_only", FEDAVG, names=NAMES, data="other", loss=[0.1, 0.2, 0.3, 0.9])
+    found = studies(read_all([comparison])[0])
+    chart = partitions(found)
+    assert list(chart.panels[0].y_ticks.values()) == ["made, partition p", "other, partition p"]
+    assert chart.panels[0].marks[2].x == pytest.approx([0.1, 0.9])
+    assert chart.panels[0].marks[3].notes[3] == "d: 0.900"
+    assert 'id="partitions"' in page(found)
+    done = CliRunner().invoke(app, ["plot", "partitions", str(comparison), "-o", str(tmp_path / "plots")])
+    assert done.exit_code == 0, done.output
+    assert {p.name for p in (tmp_path / "plots").iterdir()} == {"partitions.pdf", "partitions.png"}
 
 
 def test_rejected_answers_and_absences_are_shown(tmp_path):

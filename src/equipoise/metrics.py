@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -212,6 +213,7 @@ def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Interval:
     return over_seeds([second[seed] - first[seed] for seed in sorted(first.keys() & second.keys())])
 
 
+@lru_cache(maxsize=4096)  # clients with as many samples often have the same number of hits
 def bootstrap(accuracy: float, samples: int, draws: int = 4000) -> Interval:
     """95 % interval of an accuracy when its test samples are drawn again with replacement.
 

@@ -88,6 +88,7 @@ class Cells:
     low: float
     high: float
     colour: int = 0
+    notes: Sequence[Sequence[str]] = ()  # one a cell; else its value
 
 
 Mark = Line | Points | Bars | Arrows | Ticks | Cells

@@ -12,7 +12,7 @@ from equipoise.metrics import FORMULAS, paired
 from equipoise.records import Recorded
 from equipoise.report import tables
 from equipoise.report.charts import COLOURS, NEGATIVE
-from equipoise.report.plots import charts
+from equipoise.report.plots import charts, partitions
 from equipoise.report.study import DEFINITIONS, Study, studies
 from equipoise.report.svg import drawn
 from equipoise.report.verdict import Word, in_two_sentences, verdicts
@@ -60,11 +60,13 @@ def page(found: Sequence[Study], problems: Sequence[str] = ()) -> str:
     names = escape(list_of(list(dict.fromkeys(study.name for study in found))))
     notes = "".join(f"<p class='note'>Left out: {escape(text)}</p>" for text in problems)
     sections = "".join(_study(study, i) for i, study in enumerate(found))
+    ranges = partitions(found)
+    across = f"<section id='across'><h1>All data together</h1>{drawn(ranges)}</section>" if ranges else ""
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
         f"<title>Equipoise: {names}</title><style>{style}</style></head><body><header><strong>Equipoise</strong>"
         "<button id='theme' title='light or dark'>light / dark</button></header><main>"
-        f"{notes}{sections}</main><div id='tip' role='status'></div>"
+        f"{notes}{sections}{across}</main><div id='tip' role='status'></div>"
         f"<script>{(HERE / 'page.js').read_text()}</script></body></html>"
     )
 

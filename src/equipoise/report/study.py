@@ -112,6 +112,14 @@ class Study:
         own, mine = self.final(self.alone), self.final(method)
         return {seed: mine[seed] - own[seed] for seed in mine if seed in own}
 
+    def own_optima(self, split: str) -> dict[str, float]:
+        """The loss that each client reaches alone, averaged over seeds; nothing without runs of `local_only`."""
+        if self.alone is None:
+            return {}
+        found = list(self.final(self.alone, "loss", split).values())
+        values = np.mean(found, axis=0) if found else np.full(len(self.any.clients), np.nan)
+        return {name: float(v) for name, v in zip(self.any.clients, values, strict=True) if not np.isnan(v)}
+
     # ------------------------------------------------------------------ figures
     def per_seed(self, method: str, formula: Formula, metric: str = "accuracy") -> dict[int, float]:
         return {seed: formula.function(values) for seed, values in self.final(method, metric).items()}

@@ -221,9 +221,10 @@ def _cells(mark: Cells, x: Scale, y: Scale) -> list[str]:
         for j, value in enumerate(row):
             if math.isfinite(value) and abs(value) > 1e-12:
                 side = ' class="minus"' if value < 0 else ""
+                note = mark.notes[i][j] if mark.notes else f"{value:.3g}"
                 out.append(
                     f'<rect{side} x="{x(j - 0.5):.1f}" y="{y(i - 0.5):.1f}" width="{wide:.1f}" height="{high - 1:.1f}" '
-                    f'fill-opacity="{min(1.0, abs(value) / largest):.2f}"{_note(f"{value:.3g}")}/>'
+                    f'fill-opacity="{min(1.0, abs(value) / largest):.2f}"{_note(note)}/>'
                 )
     return out
 

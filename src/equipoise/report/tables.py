@@ -7,7 +7,7 @@ import io
 import math
 from collections.abc import Sequence
 
-from equipoise.metrics import Interval
+from equipoise.metrics import Interval, bootstrap
 from equipoise.report.study import DEFINITIONS, PERCENT, SMALLER_IS_BETTER, Study
 from equipoise.report.verdict import verdicts
 
@@ -129,25 +129,20 @@ def comma_separated(study: Study) -> str:
 
 
 def per_client(study: Study) -> str:
-    """The final accuracy and loss of every client, method and seed."""
+    """The final accuracy of every client, method and seed, with its 95 % interval over the test samples, and the loss."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["data", "method", "seed", "client", "domain", "accuracy", "loss"])
+    writer.writerow(["data", "method", "seed", "client", "domain", "accuracy", "low", "high", "samples", "loss"])
+    samples = study.any.samples()
     for method in study.methods:
         losses = study.final(method, "loss")
         for seed, values in study.final(method).items():
-            for client, domain, a, b in zip(study.any.clients, study.any.domains, values, losses[seed], strict=True):
-                writer.writerow(
-                    [
-                        _safe(study.name),
-                        _safe(method),
-                        seed,
-                        _safe(client),
-                        _safe(domain),
-                        repr(float(a)),
-                        repr(float(b)),
-                    ]
-                )
+            rows = zip(study.any.clients, study.any.domains, values, samples, losses[seed], strict=True)
+            for client, domain, accuracy, count, loss in rows:
+                names = [_safe(study.name), _safe(method), seed, _safe(client), _safe(domain)]
+                interval = bootstrap(float(accuracy), int(count))
+                cells = ["" if math.isnan(v) else repr(float(v)) for v in (*interval, loss)]
+                writer.writerow([*names, *cells[:3], int(count), cells[3]])
     return out.getvalue()
 
 
