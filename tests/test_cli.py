@@ -57,7 +57,7 @@ def test_compare_prints_one_table_and_says_what_it_shows(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "fedheal(tau=0.3, beta=0.4)" in done.stdout
     assert "±" in done.stdout
-    assert "The worst client has " in done.stdout
+    assert "Validation data choose fed" in done.stdout
     assert "Levelling-down check of " in done.stdout
     assert "Try next" in done.stdout
     assert len(list((tmp_path / "runs").glob("*/manifest.json"))) == 8  # local_only is added as a reference
@@ -65,6 +65,27 @@ def test_compare_prints_one_table_and_says_what_it_shows(tmp_path):
     page = (tmp_path / "runs" / "report.html").read_text()
     assert "Levelling down" in page
     assert "local_only" in page
+
+
+def test_comparisons_and_experiments_keep_for_plots(tmp_path):
+    compared = equipoise(
+        "compare", "gaussians", "--methods", "fedheal", "--seeds", "1", "--rounds", "2", "--keep", "separators,saliency",
+        "--validation", "--workers", "1", cwd=tmp_path,
+    )  # fmt: skip
+    assert compared.returncode == 0, compared.stderr
+    assert "No run could keep saliency" in " ".join(compared.stderr.split())
+    assert "Validation data choose fedheal" in compared.stdout
+    assert '<figure id="separators">' in (tmp_path / "runs" / "report.html").read_text()
+    (tmp_path / "plan.toml").write_text(
+        "methods = ['fedheal']\ndata = ['gaussians']\nseeds = 1\nrounds = 2\nkeep = ['consistency']\n"
+    )
+    done = equipoise("run", "plan.toml", "--keep", "conflicts", "--out", "planned", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "planned" / "report.html").read_text()
+    assert '<figure id="consistency">' in page
+    assert '<figure id="conflicts">' in page
+    with pytest.raises(EquipoiseError, match="Did you mean `separators`"):
+        invoke("compare", "gaussians", "--keep", "separator")
 
 
 def test_a_narrow_terminal_still_shows_the_methods(tmp_path):
