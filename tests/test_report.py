@@ -137,6 +137,19 @@ def test_what_the_seeds_may_have_done_is_neither_a_rise_nor_a_fall():
     )
 
 
+def test_a_gain_that_may_be_luck_excuses_no_fall():
+    base, luck = np.tile(FEDAVG, (3, 1)), np.array([[0.06], [0.0], [-0.06]])
+    after = base + [-0.03, 0.03, 0.03, 0.06] + luck * [0, 0, 0, 1]  # a falls for sure, d gains 6 points or none
+    found = levelling_down("m", NAMES, base, after)
+    assert found.reasons[2].word == "undecided"
+    assert found.reasons[2].text == (
+        "1 of 4 clients fell by more than 2.0 points, and the gain of the worst is within the spread of seeds: a"
+    )
+    assert levelling_down("m", NAMES, base, after - luck * [0, 0, 0, 0.99]).passed  # here the gain is sure
+    unsure = levelling_down("m", NAMES, base, after + luck * [1, 0, 0, 0])  # neither is
+    assert unsure.reasons[2].text.startswith("no client fell by more than 2.0 points")
+
+
 def test_the_example_of_the_check_holds_over_seeds_too():
     shift = np.array([[0.01], [0.0], [-0.01]])  # common to all methods, as of an easier split
     base = FEDAVG + shift

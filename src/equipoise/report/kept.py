@@ -83,7 +83,7 @@ def saliency(study: Study) -> Chart | None:
         across = len(found["domains"])
     caption = (
         "Grad-CAM: where the last feature map speaks for the class of the first test sample of each domain (first row: the "
-        "samples, in which dark is a large value)."
+        "samples; a strong colour is a large value)."
     )
     return Chart("saliency", "Where the model looks", caption, panels, columns=across) if panels else None
 

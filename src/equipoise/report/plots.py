@@ -312,7 +312,7 @@ def weights(study: Study) -> Chart | None:
         source = f" (from {', '.join(reasons)})" if reasons else ""
         panels.append(heat(f"{method}{source}", grid, run.clients, study.colour(method), "weight", reasons))
     caption = (
-        "The factor on each client's update, first seed; darker is more, up to the largest of the method. In brackets the "
+        "The factor on each client's update, first seed; a stronger colour is more. In brackets the "
         "figures that a weight came from: point at a cell for their values. Empty: the client did not take part."
     )
     return Chart("weights", "Weights over rounds", caption, panels, one_at_a_time=True) if panels else None
@@ -379,7 +379,7 @@ def holdings(study: Study) -> Chart | None:
         "", [Cells("training samples", values, 0.0, float(counts.max()) or 1.0, 2)], "class", "",
         {float(i): name for i, name in enumerate(data["classes"])}, {float(i): n for i, (n, _) in enumerate(rows)}, wide=True,
     )  # fmt: skip
-    caption = f"Training samples of each class at each client (the darkest cell is {counts.max():.0f})."
+    caption = f"Training samples of each class at each client (the strongest colour is {counts.max():.0f})."
     return Chart("holdings", "Who holds what", caption, [panel])
 
 

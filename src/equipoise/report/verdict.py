@@ -6,7 +6,7 @@ A difference that could be the luck of the seeds is not told as a rise or a fall
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -65,19 +65,24 @@ def levelling_down(
     worst, average = over_seeds(after.min(1) - before.min(1)), over_seeds(after.mean(1) - before.mean(1))
     start, end = (_pp(float(values.min(1).mean())) for values in (before, after))
     fall = before - after
-    hurt = (fall.mean(0) > CLIENT + DIGIT) & (fall.mean(0) > worst.mean + DIGIT)
+    fell, repaid = fall.mean(0) > CLIENT + DIGIT, fall.mean(0) <= worst.mean + DIGIT
+    lower = _of_clients(
+        names, fell & ~repaid, fall,
+        f"no client fell by more than {_pp(CLIENT)} points, or the worst gained as much",
+        f"fell by more than {_pp(CLIENT)} points without the worst gaining as much",
+    )  # fmt: skip
+    if lower.word == "passed" and within_spread(worst):  # what excuses a fall must be more than luck itself
+        excused = f"fell by more than {_pp(CLIENT)} points, and the gain of the worst is {SPREAD}"
+        doubtful = _of_clients(names, fell & repaid, fall, "", excused)
+        lower = replace(doubtful, word="undecided") if doubtful.word == "failed" else lower
     reasons = [
         Reason(_word(worst.mean < -DIGIT, worst), f"the worst client {_moved(worst)}, from {start} to {end} %"),
         Reason(
             _word(average.mean <= -AVERAGE, average),
             f"the average {_moved(average)} (it may fall by less than {_pp(AVERAGE)})",
         ),
-        _of_clients(
-            names, hurt, fall,
-            f"no client fell by more than {_pp(CLIENT)} points, or the worst gained as much",
-            f"fell by more than {_pp(CLIENT)} points without the worst gaining as much",
-        ),
-    ]  # fmt: skip
+        lower,
+    ]
     if own is not None:
         short = own[:, there] - after
         pushed = (before.mean(0) >= own[:, there].mean(0) - DIGIT) & (short.mean(0) > DIGIT)
