@@ -530,6 +530,9 @@ table.tHead.rows[0].cells[3].click(); found.highest = first(); table.tHead.rows[
 const noted = document.querySelector("#arrows .panel:not([hidden]) [data-note]");
 noted.dispatchEvent(new MouseEvent("mousemove", {bubbles: true, clientX: 5, clientY: 5}));
 found.tip = document.getElementById("tip").textContent; found.visible = document.getElementById("tip").style.display;
+const closed = () => document.querySelectorAll("details:not([open])").length, before = closed();
+dispatchEvent(new Event("beforeprint")); found.printed = before > 0 && closed() === 0;
+dispatchEvent(new Event("afterprint")); found.restored = closed() === before;
 document.getElementById("theme").click(); found.theme = document.documentElement.className;
 document.body.setAttribute("data-found", JSON.stringify(found));
 </script></body>"""
@@ -562,5 +565,7 @@ def test_in_a_browser(comparison, tmp_path):
     assert found["chosen"] == [True, False]
     assert (found["highest"], found["lowest"]) == ("qffl", "local_only")
     assert found["visible"] == "block"
+    assert found["printed"]  # on paper nothing can be opened
+    assert found["restored"]
     assert "→" in found["tip"]
     assert found["theme"] in ("dark", "light")

@@ -154,7 +154,7 @@ def in_two_sentences(study: Study) -> list[str]:
     best = chosen_by_validation(study)
     passed, unclear = (sum(v.word == word for v in found) for word in ("passed", "undecided"))
     check = f"{passed} of {len(found)} methods pass the levelling-down check"
-    check += f", and {unclear} more cannot be told from the luck of the seeds" if unclear else ""
+    check += f" ({unclear} undecided, {SPREAD})" if unclear else ""
     if best is None:
         said = [
             f"The worst client has {base} % under {reference}; {_sorted_out(lift)}.",
