@@ -530,9 +530,9 @@ table.tHead.rows[0].cells[3].click(); found.highest = first(); table.tHead.rows[
 const noted = document.querySelector("#arrows .panel:not([hidden]) [data-note]");
 noted.dispatchEvent(new MouseEvent("mousemove", {bubbles: true, clientX: 5, clientY: 5}));
 found.tip = document.getElementById("tip").textContent; found.visible = document.getElementById("tip").style.display;
-const closed = () => document.querySelectorAll("details:not([open])").length, before = closed();
-dispatchEvent(new Event("beforeprint")); found.printed = before > 0 && closed() === 0;
-dispatchEvent(new Event("afterprint")); found.restored = closed() === before;
+const shut = () => document.querySelectorAll("details:not([open])").length, before = shut();
+dispatchEvent(new Event("beforeprint")); found.printed = before > 0 && shut() === 0;
+dispatchEvent(new Event("afterprint")); found.restored = shut() === before;
 document.getElementById("theme").click(); found.theme = document.documentElement.className;
 document.body.setAttribute("data-found", JSON.stringify(found));
 </script></body>"""

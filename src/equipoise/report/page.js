@@ -49,9 +49,9 @@ document.getElementById("theme").addEventListener("click", () => {
   root.classList.toggle("light", dark);
 });
 // On paper nothing can be opened: print all, then put it back.
-let closed = [];
+let folded = [];
 addEventListener("beforeprint", () => {
-  closed = [...document.querySelectorAll("details:not([open])")];
-  closed.forEach((part) => { part.open = true; });
+  folded = [...document.querySelectorAll("details:not([open])")];
+  folded.forEach((part) => { part.open = true; });
 });
-addEventListener("afterprint", () => closed.forEach((part) => { part.open = false; }));
+addEventListener("afterprint", () => folded.forEach((part) => { part.open = false; }));
