@@ -20,7 +20,7 @@ from equipoise.cli import app
 from equipoise.metrics import FORMULAS, bootstrap, corrected_variance, over_seeds, paired, share_of
 from equipoise.records import read_all
 from equipoise.report import tables
-from equipoise.report.charts import Bars, Cells, Panel, extent, histogram, nice_ticks
+from equipoise.report.charts import Bars, Cells, Line, Panel, extent, histogram, nice_ticks
 from equipoise.report.page import page, write
 from equipoise.report.paper import save
 from equipoise.report.plots import MOST_ROWS, PLOTS, charts, partitions, sweeps
@@ -513,6 +513,8 @@ def test_axes():
     (_, _), (low, high) = extent(Panel("", [Bars("x", [0.0], [5.0])]))
     assert low == 0  # bars stand on zero
     assert high > 5
+    (_, _), (low, high) = extent(Panel("", [Line("x", [0.0, 1.0], [3.0, 3.0 + 1e-15])]))
+    assert (low, high) == pytest.approx((2.5, 3.5))  # what rounding adds is no range
 
 
 # --------------------------------------------------------------------------- a real browser

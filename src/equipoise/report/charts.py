@@ -158,7 +158,8 @@ def _padded(values: Sequence[float], margin: float, named: bool = False) -> tupl
     low, high = min(finite), max(finite)
     if named:
         return low - 0.6, high + 0.6
-    gap = margin * (high - low) or 0.5
+    level = high - low < 1e-9 * max(1.0, abs(low), abs(high))  # but for rounding
+    gap = 0.5 if level else margin * (high - low)
     return (low - gap if low != 0 else low), high + gap
 
 

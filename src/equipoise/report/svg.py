@@ -75,7 +75,7 @@ def _panel(panel: Panel) -> str:
     width = 940.0 if panel.wide else 460.0
     longest = max((len(name) for name in panel.y_ticks.values()), default=0)
     crowded = len(panel.x_ticks) > 8 and max(map(len, panel.x_ticks.values())) > 4
-    left = min(200.0, 16 + 6.6 * longest) if panel.rows else 56.0
+    left = min(200.0, 16 + 6.6 * longest) if panel.rows else 92.0 if crowded else 56.0
     bottom = (96.0 if crowded else 40.0) - (0.0 if panel.x_label else 14.0)
     top = 26.0 if panel.title else 10.0
     inner = 20.0 * len(panel.y_ticks) if panel.rows else (280.0 if panel.wide else 250.0)
