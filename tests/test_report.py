@@ -73,6 +73,8 @@ def test_intervals():
     exact = 1.96 * math.sqrt(0.8 * 0.2 / 400)
     assert found.low == pytest.approx(0.8 - exact, abs=0.006)
     assert found.high == pytest.approx(0.8 + exact, abs=0.006)
+    draws = np.random.default_rng(0).binomial(30, 0.1, 200_000) / 30
+    assert bootstrap(0.1, 30)[1:] == pytest.approx(np.quantile(draws, (0.025, 0.975)))
     assert bootstrap(1.0, 50)[1:] == (1, 1)
     assert math.isnan(bootstrap(0.5, 0).low)
 

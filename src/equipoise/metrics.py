@@ -10,10 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
+from scipy.special import bdtr, stdtrit
 from torch import Tensor
-
-from equipoise import seeds
 
 Values = Sequence[float] | NDArray[np.float64]  # one a client
 
@@ -214,16 +212,18 @@ def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Interval:
 
 
 @lru_cache(maxsize=4096)  # clients with as many samples often have the same number of hits
-def bootstrap(accuracy: float, samples: int, draws: int = 4000) -> Interval:
-    """95 % interval of an accuracy when its test samples are drawn again with replacement.
+def bootstrap(accuracy: float, samples: int) -> Interval:
+    """95 % interval of an accuracy when its test samples are drawn again, with replacement and without end.
 
-    The number of hits in such a draw is binomial, so that the single samples are not needed.
+    The number of hits in such a draw is binomial, so that neither the single samples nor any draws are needed.
+
+    >>> [round(x, 3) for x in bootstrap(0.8, 400)]
+    [0.8, 0.76, 0.838]
     """
     if samples < 1 or math.isnan(accuracy):
         return Interval(accuracy, math.nan, math.nan)
-    hits = (
-        np.random.default_rng(seeds.key("bootstrap", samples)).binomial(samples, min(1.0, max(0.0, accuracy)), draws)
-        / samples
-    )
-    low, high = np.quantile(hits, (0.025, 0.975))
+    p = min(1.0, max(0.0, accuracy))
+    middle, reach = samples * p, 6 * math.sqrt(samples * p * (1 - p)) + 1  # beyond it there is next to nothing
+    hits = np.arange(max(0, math.floor(middle - reach)), min(samples, math.ceil(middle + reach)) + 1)
+    low, high = hits[np.searchsorted(bdtr(hits, samples, p), (0.025, 0.975))] / samples
     return Interval(accuracy, float(low), float(high))
