@@ -47,6 +47,7 @@ bench: $(BIN)/equipoise $(PEERS)/.done
 	$(BIN)/python benchmarks/methods.py
 	$(BIN)/python benchmarks/server_steps.py
 	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/report.py
 
 clean:
 	rm -rf $(VENV) $(PEERS) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

@@ -1,6 +1,7 @@
 """Run folders with made-up values, as a run would have written them."""
 
 import json
+import re
 
 import numpy as np
 import pyarrow as pa
@@ -10,15 +11,18 @@ from equipoise.records import RECORDS, SCHEMA, WEIGHTS
 
 
 def made(
-    folder, method, values, *, seed=0, names=None, domains=None, loss=None, parameters=None, data="made", **changes
-):
-    """A finished run. `values` is [rounds, clients] or [clients], the test accuracy; validation is the same."""
+    folder, method, values, *, validation="same", seed=0, names=None, domains=None, loss=None, parameters=None,
+    data="made", **changes,
+):  # fmt: skip
+    """A finished run. `values` is [rounds, clients] or [clients], the test accuracy; None: there are no validation data."""
     values = np.atleast_2d(np.asarray(values, dtype=float))
+    held = values if isinstance(validation, str) else validation
     loss = 1 - values if loss is None else np.atleast_2d(np.asarray(loss, dtype=float))
     rounds, count = values.shape
     names = names or [f"c{k}" for k in range(count)]
     domains = domains or [""] * count
-    place = folder / f"{data}-{method.split('(')[0]}-{seed}-{len(list(folder.glob('*'))) if folder.exists() else 0}"
+    earlier = len(list(folder.glob("*"))) if folder.exists() else 0
+    place = folder / f"{re.sub('[^a-z]', '', method.split('(')[0])}-{seed}-{earlier}"
     place.mkdir(parents=True)
     facts = {
         "schema": SCHEMA, "status": "finished", "why": "", "method": method, "parameters": parameters or {method: {}},
@@ -41,8 +45,11 @@ def made(
             **column, "domain": [d or n for n, d in zip(names, domains, strict=True)] * rounds, "split": [split] * values.size,
             "metric": [metric] * values.size, "value": table.ravel(), "samples": [100] * values.size,
         }, schema=RECORDS)
-        for metric, table in (("accuracy", values), ("loss", loss))
-        for split in ("test", "validation")
+        for metric, split, table in (
+            ("accuracy", "test", values),
+            ("loss", "test", loss),
+            *([] if held is None else [("accuracy", "validation", np.atleast_2d(held)), ("loss", "validation", loss)]),
+        )
     ]  # fmt: skip
     pq.write_table(pa.concat_tables(tables), place / "records.parquet")
     weights = {"weight": [1 / count] * values.size, "figure": ["samples"] * values.size, "value": [10.0] * values.size}

@@ -1,13 +1,16 @@
 """What runs keep beyond their records, and the plots of it."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from equipoise import EquipoiseError, analysis, run
-from equipoise.experiment import Job, recorded
+from equipoise.experiment import AlreadyDoneError, Job, execute_all, jobs, recorded
 from equipoise.records import read_all, save
 from equipoise.report.page import page
+from equipoise.report.paper import save as save_picture
 from equipoise.report.plots import PLOTS
 from equipoise.report.study import studies
 from kit import blobs, pictures
@@ -25,12 +28,12 @@ def test_conflicts_are_cosines_of_the_next_updates():
 
 def test_consistency_counts_the_more_frequent_direction():
     found = analysis.consistency(run("fedheal", blobs(), rounds=4))
-    assert found["rounds"] == 4
-    assert sum(found["shares"]) == pytest.approx(1)
-    filled = [i for i, share in enumerate(found["shares"]) if share]
+    assert list(found) == ["4"]  # rounds
+    assert sum(found["4"]) == pytest.approx(1)
+    filled = [i for i, share in enumerate(found["4"]) if share]
     assert set(filled) <= {0, 10, 19}  # of four rounds: 2, 3 or 4 in one direction
     once = analysis.consistency(run("fedheal", blobs(), rounds=1))
-    assert once["shares"][-1] == pytest.approx(1)
+    assert once["1"][-1] == pytest.approx(1)
     with pytest.raises(EquipoiseError, match="keeps no history"):
         analysis.consistency(run("fedavg", blobs(), rounds=1))
 
@@ -41,6 +44,9 @@ def test_grad_cam_of_every_domain():
     assert found["domains"] == ["d0", "d1"]
     assert maps.min() >= 0
     assert maps.max() <= 1
+    samples = torch.tensor(found["samples"])
+    assert (float(samples.min()), float(samples.max())) == (0, 1)
+    assert samples.shape[0] == 2
     with pytest.raises(EquipoiseError, match="shows no feature map"):
         analysis.saliency(run("fedavg", blobs(), rounds=1))
 
@@ -64,6 +70,54 @@ def test_the_border_lies_where_the_model_is_undecided():
         analysis.separators(run("fedavg", blobs(), rounds=1))
 
 
+def test_consistency_is_kept_after_ten_rounds_too(tmp_path):
+    _, place = recorded(Job("fedheal", "gaussians", rounds=12, keep=("consistency",)), tmp_path)
+    found = analysis.read(place)["consistency"]
+    assert set(found) == {"10", "12"}
+    ten = run("fedheal", "gaussians", rounds=10)
+    assert found["10"] == pytest.approx(analysis.consistency(ten)["10"])
+    (study,) = studies(read_all([tmp_path])[0])
+    assert [panel.title for panel in PLOTS["consistency"](study).panels] == [
+        "fedheal, after 10 rounds",
+        "fedheal, after 12 rounds",
+    ]
+
+
+def test_a_comparison_keeps_what_each_method_can_give(tmp_path):
+    keep = ("consistency", "separators", "saliency")
+    todo = jobs(["fedheal", "fedavg"], "gaussians", [0], Job(rounds=2, keep=keep))
+    for job in todo:
+        recorded(replace(job, keep=()), tmp_path)
+    asked = list(execute_all(todo, tmp_path, lambda step: None, 1))  # finished, but not with what is asked for now
+    found = {one.method: one for one in asked}
+    assert set(found["fedheal"].not_kept) == {"saliency"}
+    assert set(found["fedavg"].not_kept) == {"consistency", "saliency"}
+    assert "keeps no history of directions" in found["fedavg"].not_kept["consistency"]
+    for job in todo:
+        with pytest.raises(AlreadyDoneError):
+            recorded(job, tmp_path, again=False)
+    (study,) = studies(read_all([tmp_path])[0])
+    assert [panel.title for panel in PLOTS["consistency"](study).panels] == ["fedheal, after 2 rounds"]
+    assert PLOTS["saliency"](study) is None
+    result, _ = recorded(replace(todo[0], method="fedavg"), tmp_path)
+    assert any("keeps no history" in text for text in result.warnings)  # nothing is lost: the run is there
+
+
+def test_losses_stand_beside_the_separators(tmp_path):
+    for seed in (0, 1):
+        recorded(Job("fedavg", "gaussians", rounds=3, seed=seed, keep=("separators",)), tmp_path)
+    (study,) = studies(read_all([tmp_path])[0])
+    chart = PLOTS["separators"](study)
+    data, losses = chart.panels
+    assert losses.title == "fedavg, losses"
+    assert [line.name for line in losses.marks] == study.any.clients
+    expected = np.mean([study.curve("fedavg", seed, "loss")[1][:, 0] for seed in (0, 1)], axis=0)
+    assert losses.marks[0].y == pytest.approx(expected.tolist())
+    assert data.marks[-1].name == "border"
+    assert {mark.hollow for mark in data.marks[:-1]} == {True, False}
+    assert {mark.colour for mark in data.marks[:-1]} == {line.colour for line in losses.marks}
+
+
 def test_kept_things_become_plots(tmp_path):
     recorded(
         Job("fedheal", "gaussians", rounds=2, keep=("conflicts", "consistency", "features", "separators")), tmp_path
@@ -77,6 +131,7 @@ def test_kept_things_become_plots(tmp_path):
     place = save(result, tmp_path / "pictures")
     analysis.write(result, ["saliency"], place)
     (other,) = studies(read_all([place])[0])
-    assert len(PLOTS["saliency"](other).panels) == 2
+    assert len(PLOTS["saliency"](other).panels) == 4  # two samples, and what is seen of them
+    assert all(path.stat().st_size for path in save_picture(PLOTS["saliency"](other), tmp_path / "saliency"))
     (place / "analysis.json").write_text("{")
     assert PLOTS["saliency"](other) is None  # damaged: the report goes on without it

@@ -1,9 +1,9 @@
-"""The table of a comparison, and what it says in words."""
+"""The table of a comparison."""
 
 import pytest
 
 from equipoise import EquipoiseError, compare
-from equipoise.comparison import Cell, best_for_the_worst, in_words, tabulate
+from equipoise.comparison import Cell, tabulate
 
 RESULTS = [
     ("fedavg", {"a": 0.90, "b": 0.50}),
@@ -34,28 +34,6 @@ def test_best_is_highest_but_for_the_standard_deviation():
     assert table.best("a") == {"fedavg"}
     assert table.best("MIN") == {"fair"}
     assert table.best("STD") == {"level"}
-    assert best_for_the_worst(table) == "fair"
-
-
-def test_words():
-    words = " ".join(in_words(tabulate(RESULTS)))
-    assert "Under fedavg the worst domain reaches 52.0 %, 19.5 points below the average." in words
-    assert "fair lifts the worst domain most: by 19.0 points, while the average rises by 7.0." in words
-    assert "Levelling down (a smaller STD, but a lower minimum): level." in words
-    costly = [("fedavg", {"a": 0.9, "b": 0.5}), ("dear", {"a": 0.6, "b": 0.6})]
-    assert "the average falls by 10.0" in " ".join(in_words(tabulate(costly)))
-    worse = [("fedavg", {"a": 0.9, "b": 0.5}), ("bad", {"a": 0.95, "b": 0.4})]
-    said = " ".join(in_words(tabulate(worse)))
-    assert "No method lifted the worst domain here." in said
-    assert "Below fedavg at the worst domain: bad." in said
-    close = [
-        ("fedavg", {"a": 0.9, "b": 0.5}),
-        ("fedavg", {"a": 0.9, "b": 0.6}),
-        ("x", {"a": 0.9, "b": 0.56}),
-        ("x", {"a": 0.9, "b": 0.56}),
-    ]
-    assert "within the spread over 2 seeds (up to 7.1)" in " ".join(in_words(tabulate(close)))
-    assert in_words(tabulate(RESULTS[2:])) == []  # nothing to compare with
 
 
 def test_many_domains_are_not_columns():

@@ -17,7 +17,7 @@ from equipoise import EquipoiseError, EquipoiseWarning, Guard, load, run
 from equipoise.experiment import AlreadyDoneError, Failure, Job, execute_all, jobs, outcome, recorded
 from equipoise.loading import evaluate
 from equipoise.plan import read_plan
-from equipoise.records import find, read, read_all, save
+from equipoise.records import Recorder, find, read, read_all, save
 from equipoise.simulation import Rejection
 from kit import blobs, pictures
 
@@ -42,6 +42,49 @@ def test_rounds_are_readable_before_the_run_ends(tmp_path):
     }
 
 
+def test_rejections_and_warnings_are_in_the_manifest_while_the_run_goes(tmp_path):
+    result = run("fedavg", blobs(), rounds=3)
+    first, second, third = result.rounds
+    refused = {"rejected": (Rejection("c1", "not finite"),), "warnings": ("c1 was left out: not finite",)}
+    recorder = Recorder(result, tmp_path)
+    facts = lambda: read(recorder.place).manifest  # noqa: E731
+    assert (facts()["rejected"], facts()["warnings"]) == ([], [])
+    recorder.add(first)
+    recorder.add(replace(second, **refused))
+    assert facts()["status"] == "running"
+    assert facts()["rejected"] == [{"round": 2, "client": "c1", "why": "not finite"}]
+    recorder.add(replace(third, rejected=(Rejection("c2", "too long"),)))
+    recorder.fail("the disk is full")
+    assert [one["round"] for one in facts()["rejected"]] == [2, 3]
+    assert facts()["warnings"] == ["c1 was left out: not finite"]
+    assert (facts()["status"], facts()["why"]) == ("failed", "the disk is full")
+
+
+def test_a_warning_is_in_the_record_of_the_round_that_gave_it(tmp_path):
+    said = []
+    with pytest.warns(EquipoiseWarning, match="min-norm weights"):
+        found = run("fedequilibria", blobs(), rounds=2, on_round=lambda record: said.append(record.warnings))
+    assert [text for some in said for text in some] == list(found.warnings)
+    assert said[0]
+    assert said[1] == ()
+
+
+def test_a_folder_belongs_to_one_process_at_a_time(tmp_path):
+    result = run("fedavg", blobs(), rounds=1)
+    first = Recorder(result, tmp_path)
+    with pytest.raises(EquipoiseError, match=r"Another process is at work on .*blobs.*: wait for it") as error:
+        Recorder(result, tmp_path)
+    assert "\n" not in str(error.value)
+    assert read(first.place).manifest["status"] == "running"  # and nothing of it was touched
+    first.add(result.rounds[0])
+    assert first.finish(result) == save(result, tmp_path)  # the lock went with its holder
+    second = Recorder(result, tmp_path)
+    second.fail("why not")
+    assert not (second.place / "lock").exists()
+    Recorder(result, tmp_path).fail("again")
+    Recorder(run("fedavg", blobs(), rounds=1, seed=1), tmp_path).fail("other settings have a folder of their own")
+
+
 def test_a_killed_run_shows_what_it_did_and_is_done_again(tmp_path):
     script = (
         "from pathlib import Path; from equipoise.experiment import Job, recorded; import time\n"
@@ -51,6 +94,8 @@ def test_a_killed_run_shows_what_it_did_and_is_done_again(tmp_path):
     end = time.monotonic() + 120
     while time.monotonic() < end and not any(f.stat().st_size > 3000 for f in tmp_path.glob("*/records.arrows")):
         time.sleep(0.05)
+    with pytest.raises(EquipoiseError, match="Another process is at work"):
+        recorded(replace(JOB, rounds=50), tmp_path)
     process.send_signal(signal.SIGKILL)
     process.wait()
     (place,) = tmp_path.iterdir()
@@ -170,6 +215,7 @@ def test_an_experiment_file(tmp_path):
     path = tmp_path / "plan.toml"
     path.write_text(
         "methods = ['fedavg', 'moon + fedheal']\ndata = ['gaussians', 'gaussians(rotate=1)']\nseeds = [0, 5]\nrounds = 2\n"
+        "keep = ['conflicts', 'separators']\nwith_validation = true\n"
         "[grid.fedheal]\ntau = [0.2, 0.3]\nbeta = [0.4]\n[training]\nlr = 0.3\nbatch = 'full'\n"
     )
     todo = read_plan(path)
@@ -181,6 +227,7 @@ def test_an_experiment_file(tmp_path):
         (0, 2, 0.3, None),
         (5, 2, 0.3, None),
     }
+    assert all(job.keep == ("conflicts", "separators") and job.with_validation for job in todo)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +240,10 @@ def test_an_experiment_file(tmp_path):
         ("methods = ['fedavg']\ndata = ['gaussians']\n[training]\nlearning = 1", "has no `learning`"),
         ("methods = ['fedavg']\ndata = ['gaussians']\nrounds = 'ten'", "rounds must be a whole number"),
         ("methods = ['fedavg']\ndata = ['gaussians']\nseeds = []", "seeds must be"),
+        (
+            "methods = ['fedavg']\ndata = ['gaussians']\nkeep = ['conflict']",
+            "keep must be one of .*Did you mean `conflicts`",
+        ),
         ("methods = ['fedavg']\ndata = ['gaussians']\ngrid = 3", "a grid is a table"),
     ],
 )

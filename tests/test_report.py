@@ -7,24 +7,30 @@ import math
 import re
 import shutil
 import subprocess
+from html.parser import HTMLParser
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from typer.testing import CliRunner
 
 from equipoise import EquipoiseError
+from equipoise.cli import app
 from equipoise.metrics import FORMULAS, bootstrap, corrected_variance, over_seeds, paired, share_of
 from equipoise.records import read_all
 from equipoise.report import tables
-from equipoise.report.charts import Bars, Cells, Panel, extent, histogram, nice_ticks
+from equipoise.report.charts import Bars, Cells, Line, Panel, extent, histogram, nice_ticks
 from equipoise.report.page import page, write
 from equipoise.report.paper import save
-from equipoise.report.plots import MOST_ROWS, PLOTS, charts, sweeps
+from equipoise.report.plots import MOST_ROWS, PLOTS, charts, partitions, sweeps
 from equipoise.report.study import DEFINITIONS, studies
-from equipoise.report.verdict import in_two_sentences, levelling_down, verdicts
+from equipoise.report.verdict import chosen_by_validation, in_a_line, in_two_sentences, levelling_down, verdicts
 from made_runs import made
 
 NAMES = ["a", "b", "c", "d"]
 FEDAVG = np.array([0.95, 0.93, 0.90, 0.60])
+LAST = np.array([0, 0, 0, 0.1])
 
 
 # --------------------------------------------------------------------------- figures
@@ -67,6 +73,8 @@ def test_intervals():
     exact = 1.96 * math.sqrt(0.8 * 0.2 / 400)
     assert found.low == pytest.approx(0.8 - exact, abs=0.006)
     assert found.high == pytest.approx(0.8 + exact, abs=0.006)
+    draws = np.random.default_rng(0).binomial(30, 0.1, 200_000) / 30
+    assert bootstrap(0.1, 30)[1:] == pytest.approx(np.quantile(draws, (0.025, 0.975)))
     assert bootstrap(1.0, 50)[1:] == (1, 1)
     assert math.isnan(bootstrap(0.5, 0).low)
 
@@ -84,7 +92,7 @@ def test_the_corrected_variance_is_free_of_sampling_noise():
 def test_levelling_down_fails_and_lifting_up_passes():
     level = levelling_down("level", NAMES, FEDAVG, np.full(4, 0.60))
     assert not level.passed
-    assert [reason.passed for reason in level.reasons] == [True, False, False]  # the worst did not fall
+    assert [reason.word for reason in level.reasons] == ["passed", "failed", "failed"]  # the worst did not fall
     assert "the average fell by 24.5 points" in level.reasons[1].text
     assert "3 of 4 clients fell" in level.reasons[2].text
     assert levelling_down("fair", NAMES, FEDAVG, np.array([0.94, 0.93, 0.90, 0.70])).passed
@@ -101,9 +109,54 @@ def test_each_reason_alone_can_fail():
     }
     for after, expected in cases.items():
         found = levelling_down("m", NAMES, FEDAVG, np.array(after), own)
-        assert [reason.passed for reason in found.reasons] == expected, after
+        assert [reason.word == "passed" for reason in found.reasons] == expected, after
+        assert found.word == ("passed" if all(expected) else "failed")  # one seed: nothing is undecided
     pushed = levelling_down("m", NAMES, FEDAVG, np.array([0.95, 0.95, 0.89, 0.65]), own)
-    assert "c pushed below" in pushed.reasons[3].text
+    assert "1 of 4 clients were pushed below what training alone gives: c" in pushed.reasons[3].text
+
+
+def test_what_the_seeds_may_have_done_is_neither_a_rise_nor_a_fall():
+    base = np.tile(FEDAVG, (3, 1))
+    luck = np.array([[0.04], [0.0], [-0.04]])  # of the seeds: 2.48 * 0.04 is the half of the 95 % interval
+    worst_lower = base - [0, 0, 0, 0.05] + luck * [0, 0, 0, 1]
+    found = levelling_down("m", NAMES, base, worst_lower)
+    assert [reason.word for reason in found.reasons] == ["undecided", "undecided", "undecided"]
+    assert found.word == "undecided"
+    assert "the worst client changed by -5.0 points, within the spread of seeds" in found.reasons[0].text
+    assert "1 of 4 clients fell by more than 2.0 points" in found.reasons[2].text
+    assert found.reasons[2].text.endswith("but within the spread of seeds: d")
+    sure = levelling_down("m", NAMES, base, base - [0, 0, 0, 0.05] + luck / 4 * [0, 0, 0, 1])
+    assert [reason.word for reason in sure.reasons] == ["failed", "failed", "failed"]
+    assert "the worst client fell by 5.0 points, from 60.0 to 55.0 %" in sure.reasons[0].text
+    lifted = levelling_down("m", NAMES, base, base + [0, 0, 0, 0.05] + luck * [0, 0, 0, 1])
+    assert lifted.passed
+    assert "changed by +5.0 points, within the spread of seeds" in lifted.reasons[0].text
+    both = base - [0.09, 0.09, 0, 0] + luck * [1, 1e-3, 0, 0]
+    mixed = levelling_down("m", NAMES, base, both, np.tile([0.94, 0.92, 0.0, 0.0], (3, 1)))
+    assert mixed.reasons[2].text.endswith(": b; 1 more only within the spread of seeds")
+    assert mixed.reasons[3].text == (
+        "1 of 4 clients were pushed below what training alone gives: b; 1 more only within the spread of seeds"
+    )
+
+
+def test_a_gain_that_may_be_luck_excuses_no_fall():
+    base, luck = np.tile(FEDAVG, (3, 1)), np.array([[0.06], [0.0], [-0.06]])
+    after = base + [-0.03, 0.03, 0.03, 0.06] + luck * [0, 0, 0, 1]  # a falls for sure, d gains 6 points or none
+    found = levelling_down("m", NAMES, base, after)
+    assert found.reasons[2].word == "undecided"
+    assert found.reasons[2].text == (
+        "1 of 4 clients fell by more than 2.0 points, and the gain of the worst is within the spread of seeds: a"
+    )
+    assert levelling_down("m", NAMES, base, after - luck * [0, 0, 0, 0.99]).passed  # here the gain is sure
+    unsure = levelling_down("m", NAMES, base, after + luck * [1, 0, 0, 0])  # neither is
+    assert unsure.reasons[2].text.startswith("no client fell by more than 2.0 points")
+
+
+def test_the_example_of_the_check_holds_over_seeds_too():
+    shift = np.array([[0.01], [0.0], [-0.01]])  # common to all methods, as of an easier split
+    base = FEDAVG + shift
+    assert levelling_down("level", NAMES, base, np.full((3, 4), 0.60) + shift).word == "failed"
+    assert levelling_down("fair", NAMES, base, np.array([0.94, 0.93, 0.90, 0.70]) + shift).word == "passed"
 
 
 # --------------------------------------------------------------------------- studies
@@ -151,14 +204,54 @@ def test_a_study_has_every_figure_and_a_definition_of_it(comparison):
 def test_the_verdict_in_two_sentences(comparison):
     study = one_study(comparison)
     assert {v.method: v.word for v in verdicts(study)} == {"afl": "failed", "qffl": "passed"}
+    assert [in_a_line(v) for v in verdicts(study)][1] == "Levelling-down check of qffl: passed."
+    assert "afl: failed (the average fell by 24.5 points" in in_a_line(verdicts(study)[0])
     first, second = in_two_sentences(study)
-    assert first.startswith(
-        "qffl lifts the worst client by 10.0 points (95 % interval over seeds 10.0 to 10.0) over fedavg,"
+    assert first == (
+        "Validation data choose qffl: the worst client, at 60.0 % under fedavg, rose by 10.0 points "
+        "(95 % interval over seeds 10.0 to 10.0)."
     )
-    assert first.endswith(" where it has 60.0 %.")
     assert re.match(
-        r"Under qffl the average rose by 2\.[23] points, 1 of 4 clients would do better alone, and 1 of 2", second
+        r"Under it the average rose by 2\.[23] points, 1 of 4 clients would do better alone, and 1 of 2", second
     )
+
+
+def test_validation_and_never_test_chooses_the_method(tmp_path):
+    better, worse = np.array([0.95, 0.93, 0.90, 0.80]), np.array([0.95, 0.93, 0.90, 0.65])
+    made(tmp_path / "r", "fedavg", FEDAVG)
+    made(tmp_path / "r", "qffl", better, validation=worse)
+    made(tmp_path / "r", "afl", worse, validation=better)
+    study = one_study(tmp_path / "r")
+    assert chosen_by_validation(study) == "afl"  # on test data it would be qffl
+    first, second = in_two_sentences(study)
+    assert "Validation data choose afl: the worst client, at 60.0 % under fedavg, rose by 5.0 points." in first
+    assert second.endswith("All this is of one seed: its spread is not known.")
+    curve = np.array([[0.9] * 4, [0.5] * 4, [0.7] * 4])
+    made(tmp_path / "s", "fedavg", curve, validation=curve[[2, 0, 1]])
+    table = one_study(tmp_path / "s").table["fedavg"]
+    assert table["AVG, best by validation"].mean == pytest.approx(0.5)  # round 2, though round 1 is best on test data
+
+
+def test_without_validation_data_no_method_is_called_the_best(tmp_path):
+    draw = np.random.default_rng(0)
+    for seed in range(3):
+        noise = draw.normal(0, 0.02, 4)
+        for method, last in (
+            ("fedavg", FEDAVG),
+            ("qffl", FEDAVG + LAST),
+            ("afl", FEDAVG - LAST),
+            ("term", FEDAVG + 0.1 * LAST + draw.normal(0, 0.03, 4)),
+        ):
+            made(tmp_path / "r", method, last + noise, seed=seed, validation=None)
+    study = one_study(tmp_path / "r")
+    assert chosen_by_validation(study) is None
+    first, second = in_two_sentences(study)
+    assert (
+        "it rises under qffl (+10.0), it falls under afl (-10.0), it differs only within the spread of seeds" in first
+    )
+    assert "term" in first.split("spread of seeds")[1]
+    assert "no method is called the best" in second
+    assert math.isnan(study.table["qffl"]["MIN, best by validation"].mean)
 
 
 def test_runs_of_other_settings_are_apart(comparison):
@@ -180,7 +273,12 @@ def test_the_page_is_whole_and_alone(comparison, tmp_path):
     files = write(*_read(comparison, tmp_path / "out" / "report.html"))
     assert [f.name for f in files] == ["report.html", "report.md", "report.tex", "report.csv", "report.clients.csv"]
     text = files[0].read_text()
-    for word in ("qffl lifts the worst client by 10.0 points", "Levelling down", "the average fell by 24.5 points"):
+    for word in (
+        "Validation data choose qffl",
+        "rose by 10.0 points",
+        "Levelling down",
+        "the average fell by 24.5 points",
+    ):
         assert word in text
     for kind in (
         "arrows",
@@ -203,6 +301,9 @@ def test_the_page_is_whole_and_alone(comparison, tmp_path):
     clients = list(csv.DictReader(io.StringIO(files[4].read_text())))
     assert len(clients) == 4 * 3 * 4
     assert float(clients[3]["accuracy"]) == pytest.approx(0.59)
+    exact = 1.96 * math.sqrt(0.59 * 0.41 / 100)
+    assert float(clients[3]["high"]) - float(clients[3]["low"]) == pytest.approx(2 * exact, abs=0.03)
+    assert clients[3]["samples"] == "100"
 
 
 def _read(folder, out):
@@ -210,17 +311,96 @@ def _read(folder, out):
     return runs, out, wrong
 
 
-def test_names_are_escaped_everywhere(tmp_path):
-    evil = ["<script>alert(1)</script>", "=cmd|' /C calc'!A0", "a & \"b\" 'c'", "{x}\\$%_"]
-    made(tmp_path / "r", "fedavg", FEDAVG, names=evil, domains=evil, data="<img onerror=x>")
-    made(tmp_path / "r", "qffl", FEDAVG, names=evil, domains=evil, data="<img onerror=x>")
-    files = write(*_read(tmp_path / "r", tmp_path / "report.html"))
-    text = files[0].read_text()
-    assert "<script>alert" not in text
-    assert "<img" not in text
-    assert text.count("<script>") == 1
-    cells = list(csv.DictReader(io.StringIO(files[4].read_text())))
-    assert cells[1]["client"].startswith("'=cmd")
+HOSTILE = [
+    "<script>alert(1)</script>", "=cmd|'/c calc'!A1", "+1+1", "-2+3", "@SUM(A1)", "\t=1+1", "\r=1", " =1+1", "\uff1d1+1",
+    "\"><img src=x onerror=alert(1)>", "a & \"b\" 'c'", "{x}\\$%_#^~", "| a | b |\n\n# head", "[x](javascript:alert(1))",
+]  # fmt: skip
+
+
+class Elements(HTMLParser):
+    """The elements of a page, and what would run in it."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.found, self.handlers = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append(tag)
+        self.handlers += [name for name, _ in attrs if name.startswith("on") or name in ("src", "href")]
+
+
+@pytest.fixture
+def hostile(tmp_path):
+    """Runs in which every name that comes from outside is an attack."""
+    count = len(HOSTILE)
+    for attack in ("<script>alert(2)</script>", "=cmd|'/c calc'!A1"):
+        for method in ("fedavg", f"qffl + {attack}", "local_only"):
+            place = made(
+                tmp_path / "hostile", method, np.linspace(0.5, 0.9, 2 * count).reshape(2, count), names=HOSTILE,
+                domains=HOSTILE, data=attack, model=attack, warnings=[attack], versions={attack: attack}, seed=7,
+                rejected=[{"round": 1, "client": attack, "why": attack}], parameters={method: {attack: attack}},
+            )  # fmt: skip
+            facts = json.loads((place / "manifest.json").read_text())
+            facts["data"] |= {"classes": [attack, "1"], "notes": [attack], "partition": attack, "protocol": attack}
+            (place / "manifest.json").write_text(json.dumps(facts))
+            table = pq.read_table(place / "weights.parquet")
+            named = table.set_column(table.schema.get_field_index("figure"), "figure", pa.array([attack] * len(table)))
+            pq.write_table(named.cast(table.schema), place / "weights.parquet")
+            measured = pq.read_table(place / "records.parquet")
+            other = measured.set_column(4, "metric", pa.array([attack] * len(measured))).cast(measured.schema)
+            pq.write_table(pa.concat_tables([measured, other]), place / "records.parquet")
+            kept = {"clients": HOSTILE, "cosines": np.eye(count).tolist()}
+            (place / "analysis.json").write_text(json.dumps({"conflicts": kept}))
+    return tmp_path / "hostile"
+
+
+def test_no_name_becomes_an_element_of_the_page(hostile, comparison, tmp_path):
+    text = write(*_read(hostile, tmp_path / "report.html"))[0].read_text()
+    found, harmless = Elements(text), Elements(page(studies(read_all([comparison])[0]), ["a problem"]))
+    assert set(found.found) <= set(harmless.found)
+    assert found.found.count("script") == 1
+    assert found.handlers == []
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text  # it is shown, as text
+    problem = Elements(page([one_study(comparison)], ["<img src=x>"]))
+    assert "img" not in problem.found
+
+
+def test_no_cell_of_a_table_is_a_formula(hostile, tmp_path):
+    files = {path.name: path for path in write(*_read(hostile, tmp_path / "report.html"))}
+    for name in ("report.csv", "report.clients.csv"):
+        with files[name].open(newline="") as file:
+            rows = list(csv.reader(file))
+        assert len({len(row) for row in rows}) == 1  # no name made a column of its own
+        for cell in (cell for row in rows for cell in row):
+            assert cell.strip()[:1] not in tuple("=+@|\uff1d"), cell
+            assert not cell.startswith(("\t", "\r", "\n")), cell
+            assert not cell.startswith("-") or float(cell) < 0  # a number
+    clients = {row[3] for row in rows[1:]}
+    assert "'=cmd|'/c calc'!A1" in clients
+    assert len(clients) == len(HOSTILE)
+
+
+def test_names_stay_text_in_markdown_and_latex(hostile, tmp_path):
+    files = {path.suffix: path.read_text() for path in write(*_read(hostile, tmp_path / "report.html"))}
+    assert "<script" not in files[".md"]
+    assert "\\|'/c calc'!A1" in files[".md"]
+    for line in files[".md"].splitlines():
+        if line.startswith("| "):
+            assert len(re.split(r"(?<!\\)\|", line)) == len(tables.header()) + 2
+    assert "<" not in files[".tex"]
+    assert "|" not in files[".tex"]
+    for line in files[".tex"].splitlines():
+        if line.endswith(r"\\"):
+            assert len(re.split(r"(?<!\\)&", line)) == len(tables.header())
+    assert tables.marked("# a\n\n# b") == "# a # b"  # one line, so that it cannot begin a heading of its own
+    assert tables.marked("[x](y) `z` a|b") == "\\[x\\](y) \\`z\\` a\\|b"
+
+
+def test_hostile_names_are_drawn_as_text(hostile, tmp_path):
+    study = studies(read_all([hostile])[0])[0]
+    for kind in ("pareto", "conflicts"):
+        assert all(path.stat().st_size for path in save(PLOTS[kind](study), tmp_path / kind))
 
 
 def test_damaged_folders_are_named_and_the_rest_is_reported(comparison, tmp_path):
@@ -229,7 +409,7 @@ def test_damaged_folders_are_named_and_the_rest_is_reported(comparison, tmp_path
     (bad / "manifest.json").write_text(json.dumps({**facts, "schema": 99}))
     text = write(*_read(comparison, tmp_path / "report.html"))[0].read_text()
     assert "newer Equipoise (schema 99" in text
-    assert "qffl lifts" in text
+    assert "Validation data choose qffl" in text
     with pytest.raises(EquipoiseError, match="nothing to report"):
         write([], tmp_path / "report.html", ["x"])
     (tmp_path / "file").write_text("")
@@ -268,6 +448,28 @@ def test_sweeps_of_a_parameter_are_found(tmp_path):
     assert [value for value, _ in points] == [0.1, 1.0, 5.0]
     (panel,) = PLOTS["sweep"](study).panels
     assert panel.marks[0].y[0] == pytest.approx(100 * (FEDAVG.mean() - 0.001))
+
+
+def test_a_weight_is_told_with_the_figure_it_came_from(comparison):
+    panel = PLOTS["weights"](one_study(comparison)).panels[0]
+    assert panel.title == "fedavg (from samples)"
+    assert panel.marks[0].values == [[0.25, 0.25]] * 4
+    assert panel.marks[0].notes[0] == ["a, round 1: weight 0.25, samples 10", "a, round 2: weight 0.25, samples 10"]
+
+
+def test_the_reach_of_clients_alone_is_shown_for_every_partition(comparison, tmp_path):
+    assert partitions(studies(read_all([comparison])[0])) is None  # one is no comparison
+    assert 'id="partitions"' not in page(studies(read_all([comparison])[0]))
+    made(comparison, "local_only", FEDAVG, names=NAMES, data="other", loss=[0.1, 0.2, 0.3, 0.9])
+    found = studies(read_all([comparison])[0])
+    chart = partitions(found)
+    assert list(chart.panels[0].y_ticks.values()) == ["made, partition p", "other, partition p"]
+    assert chart.panels[0].marks[2].x == pytest.approx([0.1, 0.9])
+    assert chart.panels[0].marks[3].notes[3] == "d: 0.900"
+    assert 'id="partitions"' in page(found)
+    done = CliRunner().invoke(app, ["plot", "partitions", str(comparison), "-o", str(tmp_path / "plots")])
+    assert done.exit_code == 0, done.output
+    assert {p.name for p in (tmp_path / "plots").iterdir()} == {"partitions.pdf", "partitions.png"}
 
 
 def test_rejected_answers_and_absences_are_shown(tmp_path):
@@ -313,6 +515,8 @@ def test_axes():
     (_, _), (low, high) = extent(Panel("", [Bars("x", [0.0], [5.0])]))
     assert low == 0  # bars stand on zero
     assert high > 5
+    (_, _), (low, high) = extent(Panel("", [Line("x", [0.0, 1.0], [3.0, 3.0 + 1e-15])]))
+    assert (low, high) == pytest.approx((2.5, 3.5))  # what rounding adds is no range
 
 
 # --------------------------------------------------------------------------- a real browser
@@ -330,6 +534,9 @@ table.tHead.rows[0].cells[3].click(); found.highest = first(); table.tHead.rows[
 const noted = document.querySelector("#arrows .panel:not([hidden]) [data-note]");
 noted.dispatchEvent(new MouseEvent("mousemove", {bubbles: true, clientX: 5, clientY: 5}));
 found.tip = document.getElementById("tip").textContent; found.visible = document.getElementById("tip").style.display;
+const shut = () => document.querySelectorAll("details:not([open])").length, before = shut();
+dispatchEvent(new Event("beforeprint")); found.printed = before > 0 && shut() === 0;
+dispatchEvent(new Event("afterprint")); found.restored = shut() === before;
 document.getElementById("theme").click(); found.theme = document.documentElement.className;
 document.body.setAttribute("data-found", JSON.stringify(found));
 </script></body>"""
@@ -362,5 +569,7 @@ def test_in_a_browser(comparison, tmp_path):
     assert found["chosen"] == [True, False]
     assert (found["highest"], found["lowest"]) == ("qffl", "local_only")
     assert found["visible"] == "block"
+    assert found["printed"]  # on paper nothing can be opened
+    assert found["restored"]
     assert "→" in found["tip"]
     assert found["theme"] in ("dark", "light")

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +14,20 @@ import torch
 from torch import Tensor
 
 from equipoise.evaluation import tensors_of
+from equipoise.method import Method
 from equipoise.methods.fedheal import ConsistencyMask
 from equipoise.round import broadcast_of, client_round
 from equipoise.simulation import Run
-from equipoise.types import EquipoiseError, Outputs, PerClient
+from equipoise.types import EquipoiseError, Outputs, PerClient, Server
 from equipoise.updates import gram
 
 FILE = "analysis.json"
 CLIENTS = 40  # whose updates are compared
 SAMPLES = 400  # whose features are drawn
 GRID = 60  # steps on each side, for the border between two classes
+PIXELS = 32  # on a side of a sample that is shown
+SNAPSHOTS = (10, 100)  # rounds after which `consistency` is kept, besides the last one
+MISSING = "missing"  # stands for a kind that a run cannot give, with the reason
 
 
 def conflicts(run: Run) -> dict[str, Any]:
@@ -39,20 +44,27 @@ def conflicts(run: Run) -> dict[str, Any]:
     return {"clients": names, "cosines": (inner / norms / norms[:, None]).tolist()}
 
 
-def consistency(run: Run) -> dict[str, Any]:
-    """How many parameters keep the direction of their update, from the counts that FedHEAL's server keeps of each client."""
-    parts = [part for part in run.method.shape if isinstance(part, ConsistencyMask)]
+def directions(method: Method, server: Server) -> list[float]:
+    """How many parameters keep the direction of their update: shares of [0.5, 1] in 20 bins.
+
+    From the counts that FedHEAL's server keeps of each client.
+    """
+    parts = [part for part in method.shape if isinstance(part, ConsistencyMask)]
     if not parts:
-        raise EquipoiseError(
-            f"`{run.method}` keeps no history of directions: keep `consistency` of a run with fedheal."
-        )
-    state = run.server.memory.parts[parts[0].key]
+        raise EquipoiseError(f"`{method}` keeps no history of directions: keep `consistency` of a run with fedheal.")
+    state = server.memory.parts[parts[0].key]
     up, seen = state["up"], state["seen"]
     assert isinstance(up, PerClient)
     assert isinstance(seen, PerClient)
     shares = torch.cat([torch.maximum(up[k].double(), seen[k] - up[k].double()) / seen[k] for k in up])
     counts = torch.histc(shares, 20, 0.5, 1.0)
-    return {"rounds": len(run.rounds), "shares": (counts / counts.sum()).tolist()}
+    found: list[float] = (counts / counts.sum()).tolist()
+    return found
+
+
+def consistency(run: Run) -> dict[str, Any]:
+    """Directions after the last round; `look` adds those of earlier ones."""
+    return {str(len(run.rounds)): directions(run.method, run.server)}
 
 
 def features(run: Run) -> dict[str, Any]:
@@ -62,7 +74,7 @@ def features(run: Run) -> dict[str, Any]:
     positions, domains = _some_tests(run, SAMPLES)
     with torch.no_grad():
         found = _outputs(run, positions).features.double()
-    values = torch.linalg.svdvals(torch.cov(found.T))
+    values = torch.linalg.svdvals(torch.cov(found.T))[: len(found) - 1]  # so many can differ from zero
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         places = TSNE(perplexity=min(30, max(2, len(found) // 4)), random_state=0).fit_transform(found.numpy())
@@ -71,7 +83,7 @@ def features(run: Run) -> dict[str, Any]:
 
 
 def saliency(run: Run) -> dict[str, Any]:
-    """Grad-CAM of one test sample a domain: where the last feature map speaks for the sample's class."""
+    """Grad-CAM of one test sample a domain, where the last feature map speaks for its class, and the sample in grey."""
     positions, domains = _some_tests(run, len(run.federation.domains))
     out = _outputs(run, positions)
     if out.map is None or not out.map.requires_grad:
@@ -82,7 +94,12 @@ def saliency(run: Run) -> dict[str, Any]:
     (slope,) = torch.autograd.grad(chosen, out.map)
     maps = torch.relu((slope.mean((2, 3), keepdim=True) * out.map).sum(1)).detach()
     maps = maps / maps.amax((1, 2), keepdim=True).clamp_min(1e-12)
-    return {"domains": domains, "maps": maps.tolist()}
+    shown = run.federation.x[positions].float().mean(1)  # of the channels
+    shown = shown - shown.amin((1, 2), keepdim=True)
+    shown = shown / shown.amax((1, 2), keepdim=True).clamp_min(1e-12)
+    most = max(1, -(-shown.shape[-1] // PIXELS))
+    samples = torch.nn.functional.avg_pool2d(shown, most) if most > 1 else shown
+    return {"domains": domains, "maps": maps.tolist(), "samples": samples.tolist()}
 
 
 def separators(run: Run) -> dict[str, Any]:
@@ -109,10 +126,35 @@ KINDS: dict[str, Callable[[Run], dict[str, Any]]] = {
 }
 
 
-def write(run: Run, kinds: Sequence[str], place: Path) -> None:
-    """Keep these in the run's folder."""
+def look(kinds: Sequence[str], method: Method, server: Server, place: Path) -> None:
+    """Keep what is gone when the run is over: call it after every round."""
+    if "consistency" in kinds and server.memory.round in SNAPSHOTS:
+        with suppress(EquipoiseError):  # `write` will say so
+            _merge(place, {"consistency": {str(server.memory.round): directions(method, server)}})
+
+
+def write(run: Run, kinds: Sequence[str], place: Path) -> list[str]:
+    """Keep these in the run's folder, and say which could not be kept, and why."""
+    found: dict[str, dict[str, Any]] = {}
+    for kind in kinds:
+        try:
+            found[kind] = KINDS[kind](run)
+        except EquipoiseError as error:
+            found[kind] = {MISSING: str(error)}
     if kinds:
-        (place / FILE).write_text(json.dumps({kind: KINDS[kind](run) for kind in kinds}))
+        _merge(place, found)
+    return [why for one in found.values() for name, why in one.items() if name == MISSING]
+
+
+def _merge(place: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
+    old = read(place)
+    whole = {**old, **found}
+    if "consistency" in found:
+        whole["consistency"] = {**old.get("consistency", {}), **found["consistency"]}
+    try:
+        (place / FILE).write_text(json.dumps(whole))
+    except OSError as error:
+        raise EquipoiseError(f"Cannot write `{place / FILE}`: {error.strerror}. Choose another --out.") from None
 
 
 def read(place: Path) -> dict[str, Any]:

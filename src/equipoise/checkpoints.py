@@ -71,25 +71,29 @@ class CheckpointError(EquipoiseError):
 
 # --------------------------------------------------------------------------- one process at a time
 @contextmanager
-def held(folder: Path) -> Iterator[None]:
+def held(folder: Path, what: str = "checkpoints") -> Iterator[None]:
     """The folder for this process alone. A second process is refused at once; a killed one leaves nothing behind."""
     import fcntl
 
+    path = folder / LOCK
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        lock: IO[str] = (folder / LOCK).open("a+")
+        lock: IO[str] = path.open("a+")
     except OSError as error:
-        raise EquipoiseError(
-            f"Cannot write checkpoints to `{folder}`: {error.strerror}. Choose another folder."
-        ) from None
+        raise EquipoiseError(f"Cannot write {what} to `{folder}`: {error.strerror}. Choose another folder.") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not path.exists() or not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                raise BlockingIOError  # the one who had it has just removed it, and somebody else may hold a new one
         except OSError:
             raise EquipoiseError(
                 f"Another process is at work on `{folder}`: wait for it, or choose another folder."
             ) from None
-        yield
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)  # while it is still held, so that nobody else's is removed
 
 
 # --------------------------------------------------------------------------- writing
@@ -291,6 +295,7 @@ def _record(one: Mapping[str, Any]) -> RoundRecord:
         tuple(Score(**score) for score in one["scores"]),
         one["seconds"],
         tuple(Rejection(**rejection) for rejection in one["rejected"]),
+        tuple(one.get("warnings", ())),  # older checkpoints have none
     )
 
 
@@ -334,7 +339,6 @@ def discard(folder: Path) -> None:
     """Without the checkpoints of a run that is over and stored elsewhere; what was unusable stays."""
     for place in saved(folder):
         shutil.rmtree(place)
-    (folder / LOCK).unlink(missing_ok=True)
     for empty in (folder, folder.parent):
         with suppress(OSError):
             empty.rmdir()

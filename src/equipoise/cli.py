@@ -20,7 +20,7 @@ from rich.table import Table
 
 from equipoise import analysis
 from equipoise.checkpoints import Checkpoints, saved
-from equipoise.comparison import Comparison, best_for_the_worst, in_words, tabulate
+from equipoise.comparison import Comparison, tabulate
 from equipoise.data import DATASETS, Federation, load_federation
 from equipoise.deploying import app as deploying
 from equipoise.experiment import (
@@ -44,6 +44,8 @@ from equipoise.plan import read_plan
 from equipoise.records import read
 from equipoise.report.commands import register as register_reports
 from equipoise.report.page import write as write_report
+from equipoise.report.study import studies
+from equipoise.report.verdict import chosen_by_validation, in_a_line, in_two_sentences, verdicts
 from equipoise.runners import RunnerName
 from equipoise.simulation import RoundRecord, Run, check_options
 from equipoise.task import Task
@@ -105,6 +107,10 @@ Device = Annotated[str, typer.Option(help="cpu, cuda or mps")]
 EvalEvery = Annotated[int, typer.Option(help="evaluate every n rounds; the last one always is")]
 RunnerOption = Annotated[str, typer.Option(help=", ".join(get_args(RunnerName)))]
 Out = Annotated[Path, typer.Option(help="where run folders go")]
+Keep = Annotated[str | None, typer.Option(help=f"keep for plots, separated by commas: {', '.join(analysis.KINDS)}")]
+Validation = Annotated[
+    bool, typer.Option("--validation", help="set training data aside, so that methods and rounds can be chosen by it")
+]
 Live = Annotated[
     str | None, typer.Option(help="watch the run in `mlflow` or `tensorboard`, or both, separated by a comma")
 ]
@@ -147,17 +153,16 @@ def run(
         bool, typer.Option("--resume", help="go on with the same run where it stopped", rich_help_panel=SAFE)
     ] = False,
     live: Live = None,
-    keep: Annotated[
-        str | None, typer.Option(help=f"keep for plots, separated by commas: {', '.join(analysis.KINDS)}")
-    ] = None,
+    keep: Keep = None,
+    validation: Validation = False,
     out: Out = Path("runs"),
 ) -> None:
     """Train one method, and show what every domain and client got; or do all that an experiment file (TOML) asks for."""
     if Path(dataset).suffix == ".toml":
         _use_data_folder(data_dir)
-        _experiment(
-            [replace(job, live=_chosen(live, VIEWS, "--live")) for job in read_plan(Path(dataset))], out, workers=None
-        )
+        views, kinds = _chosen(live, VIEWS, "--live"), _chosen(keep, analysis.KINDS, "--keep")
+        planned = read_plan(Path(dataset))
+        _experiment([replace(job, live=views, keep=(*job.keep, *kinds)) for job in planned], out, workers=None)
         return
     parse(method)  # say what is wrong with the method before anything is loaded
     dataset = _source(dataset, data_dir, label, client, domain, image_size, ignore, partition, schema, skip_bad)
@@ -174,6 +179,7 @@ def run(
         device=device,
         eval_every=eval_every,
         guard=guard,
+        with_validation=validation,
         live=_chosen(live, VIEWS, "--live"),
         keep=_chosen(keep, analysis.KINDS, "--keep"),
     )
@@ -236,6 +242,8 @@ def compare(
     schema: SchemaFile = None,
     skip_bad: SkipBad = False,
     live: Live = None,
+    keep: Keep = None,
+    validation: Validation = False,
     out: Out = Path("runs"),
 ) -> None:
     """Train several methods with several seeds; print one table, and write the report.
@@ -256,7 +264,9 @@ def compare(
         runner=_runner(runner),
         device=device,
         eval_every=eval_every,
+        with_validation=validation,
         live=_chosen(live, VIEWS, "--live"),
+        keep=_chosen(keep, analysis.KINDS, "--keep"),
     )
     _checked_rounds(template, data)
     names = _applicable(names, data, template, by_default=methods in (None, "all"))
@@ -297,6 +307,11 @@ def _experiment(todo: Sequence[Job], out: Path, workers: int | None) -> None:
             stopped = True
     warned = {text.split(":")[0]: text for found in outcomes for text in found.warnings}
     notes = [note for federation in data.values() for note in federation.notes]
+    notes += [
+        f"No run could keep {kind}: {why}"
+        for kind, why in (outcomes[0].not_kept.items() if outcomes else ())
+        if all(kind in found.not_kept for found in outcomes)
+    ]
     _notes((*notes, *warned.values(), *(f"{f.method}, seed {f.seed}, is missing: {f.why}" for f in failures)))
     for dataset, federation in data.items():
         ours = [found for found in outcomes if found.dataset == dataset]
@@ -306,12 +321,16 @@ def _experiment(todo: Sequence[Job], out: Path, workers: int | None) -> None:
             ordered = sorted(ours, key=lambda o: (position.get(o.method, len(position)), o.seed))
             table = tabulate([(found.method, found.by_domain) for found in ordered])
             screen.print(_comparison_table(table, federation.name))
-            for sentence in in_words(table):
-                screen.print(escape(sentence), soft_wrap=True)
     if outcomes:
-        page = write_report([read(found.folder) for found in outcomes], out / "report.html")[0]
+        runs = [read(found.folder) for found in outcomes]
+        shown = studies(runs)
+        for study in shown:
+            for sentence in (*in_two_sentences(study), *map(in_a_line, verdicts(study))):
+                screen.print(escape(sentence), soft_wrap=True)
+        page = write_report(runs, out / "report.html")[0]
         screen.print(f"\nReport: {page}\nRuns: {out}/. Try next:", soft_wrap=True)
-        for command in _next_commands(dataset, best_for_the_worst(table)):
+        looked_at = chosen_by_validation(shown[-1]) or (shown[-1].rivals or shown[-1].methods)[0]
+        for command in _next_commands(dataset, looked_at):
             screen.print(f"  {escape(command)}", soft_wrap=True)
     if stopped:
         errors.print(f"Stopped. {len(outcomes)} of {len(todo)} runs are finished and stored in {out}/.")
@@ -650,12 +669,12 @@ def _one_table(table: Comparison, name: str, columns: Sequence[str], spreads: Se
     return shown
 
 
-def _next_commands(dataset: str, best: str) -> list[str]:
+def _next_commands(dataset: str, method: str) -> list[str]:
     dataset = shlex.quote(dataset)
     return [
-        f'equipoise run {dataset} --method "{best}"     one method, client by client',
-        f'equipoise compare {dataset} --methods "fedavg,local_only,centralised,{best}"     what joining is worth',
-        f"equipoise methods {best.split('(')[0].split(' ')[0]}     its parameters, and where they come from",
+        f'equipoise run {dataset} --method "{method}"     one method, client by client',
+        f'equipoise compare {dataset} --methods "fedavg,local_only,centralised,{method}"     what joining is worth',
+        f"equipoise methods {method.split('(')[0].split(' ')[0]}     its parameters, and where they come from",
     ]
 
 

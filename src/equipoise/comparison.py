@@ -1,4 +1,4 @@
-"""Outcomes of several methods and seeds -> one table, and what it shows in words."""
+"""Outcomes of several methods and seeds -> one table."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from equipoise.training import Training
 from equipoise.types import EquipoiseError
 
 HIGHER_IS_BETTER = {"STD": False}
-REFERENCES = ("local_only", "centralised")  # what a client could do alone, or one place with all data: no rivals
 
 
 @dataclass(frozen=True)
@@ -106,48 +105,3 @@ def tabulate(results: Sequence[tuple[str, Mapping[str, float]]], most_domains: i
 def _cell(values: Sequence[float]) -> Cell:
     percent = 100 * np.asarray(values)
     return Cell(float(percent.mean()), float(percent.std(ddof=1)) if len(percent) > 1 else None)
-
-
-def best_for_the_worst(table: Comparison) -> str:
-    """The method, other than FedAvg and the references, under which the worst domain stands best."""
-    others = [name for name in table.rows if not name.startswith(("fedavg", *REFERENCES))] or list(table.rows)
-    return max(others, key=lambda name: table.rows[name]["MIN"].mean)
-
-
-def in_words(table: Comparison) -> list[str]:
-    """What the table shows, against FedAvg where it took part."""
-    reference = next((name for name in table.rows if name.startswith("fedavg")), None)
-    if reference is None or len(table.rows) < 2:
-        return []
-    base = table.rows[reference]
-    others = {name: row for name, row in table.rows.items() if name != reference and not name.startswith(REFERENCES)}
-    if not others:
-        return []
-    raised = {name: row["MIN"].mean - base["MIN"].mean for name, row in others.items()}
-    best = max(raised, key=lambda name: raised[name])
-    said = [
-        f"Under {reference} the worst domain reaches {base['MIN'].mean:.1f} %, "
-        f"{base['AVG'].mean - base['MIN'].mean:.1f} points below the average."
-    ]
-    if raised[best] > 0:
-        cost = others[best]["AVG"].mean - base["AVG"].mean
-        said.append(
-            f"{best} lifts the worst domain most: by {raised[best]:.1f} points, while the average "
-            f"{'rises' if cost >= 0 else 'falls'} by {abs(cost):.1f}."
-        )
-    else:
-        said.append("No method lifted the worst domain here.")
-    levelled = [
-        name
-        for name, row in others.items()
-        if row["STD"].mean < base["STD"].mean and row["MIN"].mean < base["MIN"].mean
-    ]
-    if levelled:
-        said.append(f"Levelling down (a smaller STD, but a lower minimum): {', '.join(levelled)}.")
-    behind = [name for name in others if raised[name] < 0 and name not in levelled]
-    if behind:
-        said.append(f"Below {reference} at the worst domain: {', '.join(behind)}.")
-    noisy = max(row["MIN"].spread or 0.0 for row in table.rows.values())
-    if table.seeds > 1 and abs(raised[best]) < noisy:
-        said.append(f"Differences are within the spread over {table.seeds} seeds (up to {noisy:.1f}): use more seeds.")
-    return said

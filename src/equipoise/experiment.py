@@ -9,7 +9,7 @@ import re
 import signal
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
@@ -23,14 +23,14 @@ from equipoise.data import Federation, load_federation
 from equipoise.grammar import require
 from equipoise.guard import DEPLOYED
 from equipoise.live import View, open_view
-from equipoise.method import parse
+from equipoise.method import Method, parse
 from equipoise.metrics import figures
 from equipoise.records import Recorded, Recorder, read, run_name
 from equipoise.runners import RunnerName, cores
 from equipoise.runners.processes import without_main
 from equipoise.simulation import RoundRecord, Run, run
 from equipoise.training import Training
-from equipoise.types import EquipoiseError
+from equipoise.types import EquipoiseError, Server
 
 CHECKPOINTS = ".checkpoints"  # below the folder of runs
 CHECKPOINT_EVERY = 10  # rounds
@@ -50,7 +50,7 @@ class Job:
     runner: RunnerName = "auto"
     device: str = "cpu"
     eval_every: int = 1
-    with_validation: bool = False
+    with_validation: bool = False  # set some training data aside, so that methods and rounds can be chosen by it
     guard: bool = False  # against lying losses, as in a deployment
     live: tuple[str, ...] = ()  # other views of the same records: `mlflow`, `tensorboard`
     keep: tuple[str, ...] = ()  # what is kept beyond the records, see `analysis.py`
@@ -86,12 +86,13 @@ class Outcome:
     folder: Path
     warnings: tuple[str, ...]
     dataset: str  # as the job names it
+    not_kept: Mapping[str, str]  # what was asked for and this run cannot give, and why
 
 
 def jobs(methods: Sequence[str], dataset: str, seeds: Sequence[int], template: Job) -> list[Job]:
-    """Every method with every seed. If one of the methods needs validation data, all of them set it aside."""
+    """Every method with every seed. If one of them needs validation data, or it is asked for, all of them set it aside."""
     needs = any(parse(method).for_data(dataset.split("(")[0]).validates for method in methods)
-    one = replace(template, dataset=dataset, with_validation=needs)
+    one = replace(template, dataset=dataset, with_validation=needs or template.with_validation)
     return [replace(one, method=method, seed=seed) for method in methods for seed in seeds]
 
 
@@ -101,6 +102,7 @@ def execute(
     threads: int | None = None,
     checkpoint: Checkpoints | None = None,
     on_begin: Callable[[Run], None] | None = None,
+    on_server: Callable[[Server], None] | None = None,
 ) -> Run:
     """Do one run."""
     method = parse(job.method)
@@ -123,6 +125,7 @@ def execute(
         guard=DEPLOYED if job.guard else None,
         checkpoint=checkpoint,
         on_begin=on_begin,
+        on_server=on_server,
     )
 
 
@@ -140,14 +143,17 @@ def recorded(
 ) -> tuple[Run, Path]:
     """Do one run, and write its folder while it goes. Its checkpoints, if any, are removed when it is over.
 
-    With `again=False` a run of the same settings that is finished is not done twice: AlreadyDoneError names its folder.
+    With `again=False` a run of the same settings that is finished, and kept all that is asked for, is not done twice:
+    AlreadyDoneError names its folder.
     """
     writers: list[Recorder | View] = []
+    begun: list[tuple[Method, Path]] = []
 
     def begin(run: Run) -> None:
         place = folder / run_name(run)
-        if not again and is_finished(place):
+        if not again and is_finished(place) and set(job.keep) <= set(analysis.read(place)):
             raise AlreadyDoneError(place)
+        begun.append((run.method, place))
         writers.append(Recorder(run, folder))
         writers.extend(open_view(name, run, folder) for name in job.live)
 
@@ -157,8 +163,11 @@ def recorded(
         if on_round:
             on_round(record)
 
+    def look(server: Server) -> None:
+        analysis.look(job.keep, begun[0][0], server, begun[0][1])
+
     try:
-        result = execute(job, add, threads, checkpoint, begin)
+        result = execute(job, add, threads, checkpoint, begin, look)
     except AlreadyDoneError:
         if checkpoint is not None:
             discard(Path(checkpoint.folder))
@@ -171,11 +180,11 @@ def recorded(
         raise
     for writer in writers:
         writer.finish(result)
-    place = folder / run_name(result)
-    analysis.write(result, job.keep, place)
+    place = begun[0][1]
+    lacking = analysis.write(result, job.keep, place)
     if checkpoint is not None:
         discard(Path(checkpoint.folder))
-    return result, place
+    return replace(result, warnings=(*result.warnings, *lacking)), place
 
 
 def checkpoints_of(job: Job, folder: Path, every: int = CHECKPOINT_EVERY, resume: bool = True) -> Checkpoints:
@@ -202,7 +211,9 @@ def outcome(run: Recorded, dataset: str) -> Outcome:
             by_domain.setdefault(domain, []).append(value)
     means = {domain: sum(values) / len(values) for domain, values in by_domain.items()}
     facts = run.manifest
-    return Outcome(run.method, run.seed, means, facts["seconds"], run.place, tuple(facts["warnings"]), dataset)
+    kept = analysis.read(run.place)
+    missing = {kind: one[analysis.MISSING] for kind, one in kept.items() if analysis.MISSING in one}
+    return Outcome(run.method, run.seed, means, facts["seconds"], run.place, tuple(facts["warnings"]), dataset, missing)
 
 
 def worst_and_average(record: RoundRecord) -> tuple[float, float] | None:

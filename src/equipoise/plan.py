@@ -7,8 +7,9 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import get_type_hints
+from typing import Literal, get_type_hints
 
+from equipoise.analysis import KINDS
 from equipoise.data import load_federation
 from equipoise.experiment import Job, jobs
 from equipoise.grammar import Call, did_you_mean, fitted
@@ -16,7 +17,16 @@ from equipoise.method import parse
 from equipoise.training import Training
 from equipoise.types import EquipoiseError
 
-SETTINGS = ("rounds", "participation", "model", "runner", "device", "eval_every")  # of a `Job`
+SETTINGS = (
+    "rounds",
+    "participation",
+    "model",
+    "runner",
+    "device",
+    "eval_every",
+    "with_validation",
+    "keep",
+)  # of a `Job`
 LISTS = ("methods", "data", "seeds", "grid", "training")
 
 
@@ -38,6 +48,8 @@ def read_plan(path: Path) -> list[Job]:
             raise EquipoiseError(f"`{path}` sets `{name}`.{did_you_mean(name, (*LISTS, *SETTINGS))} Known: {known}.")
     hints = get_type_hints(Job)
     template = Job(**{name: fitted(plan[name], hints[name], f"{path}: {name}") for name in SETTINGS if name in plan})  # type: ignore[arg-type]
+    for kind in template.keep:
+        fitted(kind, Literal[tuple(KINDS)], f"{path}: keep")
     methods = _expanded(_texts(plan, "methods", path), plan.get("grid", {}), path)
     seeds = plan.get("seeds", 3)
     numbers = list(range(seeds)) if isinstance(seeds, int) else fitted(seeds, tuple[int, ...], f"{path}: seeds")

@@ -12,8 +12,8 @@ import math
 import platform
 import re
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from safetensors.torch import save_file
 from torch import Tensor
 
+from equipoise.checkpoints import held
 from equipoise.cost import cost
 from equipoise.data.images import Images
 from equipoise.evaluation import tensors_of
@@ -101,7 +102,7 @@ def manifest(run: Run, status: str = "finished", why: str = "") -> dict[str, Any
         "runner": run.runner,
         "evaluated": {"model": run.scored, "split": "test"},
         "warnings": list(run.warnings),
-        "rejected": [{"round": r.round, **asdict(one)} for r in run.rounds for one in r.rejected],
+        "rejected": [one for record in run.rounds for one in _rejected(record)],
         "seconds": round(run.seconds, 3),
         "seconds_per_round": [round(r.seconds, 4) for r in run.rounds],
         "cost": cost(run.method, run.task, run.participation),
@@ -112,6 +113,10 @@ def manifest(run: Run, status: str = "finished", why: str = "") -> dict[str, Any
     }
     facts["digest"] = _digest(facts)
     return facts
+
+
+def _rejected(record: RoundRecord) -> list[dict[str, object]]:
+    return [{"round": record.round, **asdict(one)} for one in record.rejected]
 
 
 def _preparation(run: Run) -> dict[str, object] | None:
@@ -147,30 +152,36 @@ class Recorder:
     last whole round however the run ended; then they become Parquet files."""
 
     def __init__(self, run: Run, folder: Path) -> None:
-        """`run` is the run before its first round."""
-        facts = manifest(run, "running")
-        self.place = folder / _name(facts)
+        """`run` is the run before its first round, or as it ended. The folder is this recorder's alone until it is done."""
+        self.facts = manifest(replace(run, rounds=(), warnings=()), "running")
+        self.place = folder / _name(self.facts)
         self.clients = [client.name for client in run.task.federation.clients]
+        self.lock = ExitStack()
+        self.lock.enter_context(held(self.place, "the run"))
         try:
-            self.place.mkdir(parents=True, exist_ok=True)
             for old in (*self.place.glob("*.parquet"), self.place / "model.safetensors"):
                 old.unlink(missing_ok=True)
             if run.federation.schema is not None:
                 _write(self.place / "schema.json", run.federation.schema)
-            _write(self.place / "manifest.json", facts)
+            _write(self.place / "manifest.json", self.facts)
             self.files = {name: (self.place / f"{name}.arrows").open("wb") for name in TABLES}
             self.streams = {name: pa.ipc.new_stream(self.files[name], schema) for name, schema in TABLES.items()}
         except OSError as error:
+            self.lock.close()
             raise _unwritable(self.place, error) from None
 
     def add(self, record: RoundRecord) -> None:
-        """One more round."""
+        """One more round. What was rejected or warned of is in the manifest at once, whatever becomes of the run."""
         scores = [{"round": record.round, **asdict(score)} for score in record.scores]
         rows = {"records": scores, "weights": list(_weights(record, self.clients))}
         try:
             for name, schema in TABLES.items():
                 self.streams[name].write_batch(pa.RecordBatch.from_pylist(rows[name], schema=schema))
                 self.files[name].flush()
+            if record.rejected or record.warnings:
+                self.facts["rejected"] += _rejected(record)
+                self.facts["warnings"] += record.warnings
+                _write(self.place / "manifest.json", self.facts)
         except OSError as error:
             raise _unwritable(self.place, error) from None
 
@@ -186,14 +197,15 @@ class Recorder:
                 (self.place / f"{name}.arrows").unlink()
         except OSError as error:
             raise _unwritable(self.place, error) from None
+        finally:
+            self.lock.close()
         return self.place
 
     def fail(self, why: str) -> None:
         """The run could not be done. What there is of it stays."""
         self._close()
-        path = self.place / "manifest.json"
-        with suppress(OSError):
-            _write(path, {**json.loads(path.read_text()), "status": "failed", "why": why})
+        with self.lock, suppress(OSError):
+            _write(self.place / "manifest.json", {**self.facts, "status": "failed", "why": why})
 
     def _close(self) -> None:
         for name in TABLES:

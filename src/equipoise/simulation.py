@@ -61,6 +61,7 @@ class RoundRecord:
     scores: tuple[Score, ...]
     seconds: float
     rejected: tuple[Rejection, ...] = ()  # answers that did not count, and why
+    warnings: tuple[str, ...] = ()  # what was said in this round for the first time
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,12 +129,14 @@ def run(
     guard: Guard | None = None,
     checkpoint: Checkpoints | None = None,
     on_begin: Callable[[Run], None] | None = None,
+    on_server: Callable[[Server], None] | None = None,
 ) -> Run:
     """Train a method on a federation. What is not given comes from the federation's protocol.
 
     `threads` is the number of cores to use, by default all of them; `on_begin` is called with the run before its first round,
-    `on_round` after every round. Where clients have validation data, they are scored on it as well. `checks` says which
-    answers count, `guard` limits what a lying loss can gain, `checkpoint` lets the run survive: see `docs/reliability.md`.
+    `on_server` with the server and `on_round` with the record after every round. Where clients have validation data, they are
+    scored on it as well. `checks` says which answers count, `guard` limits what a lying loss can gain, `checkpoint` lets the
+    run survive: see `docs/reliability.md`.
 
     >>> result = run("fedavg", "gaussians", rounds=2)
     >>> sorted(result.values()) == sorted(result.values("accuracy", "test"))
@@ -210,6 +213,7 @@ def run(
                 states.update(done.kept)
                 refuse_infinite(server, chosen, r)
                 rejected = tuple(Rejection(_name(task, c), why) for c, why in done.refused)
+                news = []
                 for text in (
                     *notes,
                     *done.warnings,
@@ -218,15 +222,19 @@ def run(
                     kind = text.split(":")[0]
                     if kind not in said:  # each kind of warning once
                         said[kind] = text
+                        news.append(text)
                         warnings.warn(text, EquipoiseWarning, stacklevel=2)
                 due = r == total - 1 or (r + 1) % eval_every == 0
                 scores = evaluate(chosen, task, server, states, data, splits) if due else []
                 if any(score.metric == "loss" and not math.isfinite(score.value) for score in scores):
                     raise _diverged(chosen, r)
-                records.append(record_of(r + 1, done, scores, time.perf_counter() - clock, rejected))
+                record = record_of(r + 1, done, scores, time.perf_counter() - clock, rejected)
+                records.append(replace(record, warnings=tuple(news)))
                 _stop_without_updates(records, checks)
                 if checkpoint is not None and ((r + 1) % checkpoint.every == 0 or r == total - 1):
                     keep()
+                if on_server:
+                    on_server(server)
                 if on_round:
                     on_round(records[-1])
     seconds = time.perf_counter() - began

@@ -42,6 +42,7 @@ class Points:
     notes: Sequence[str] = ()
     label: bool = False  # write the name beside the first point
     small: bool = False
+    hollow: bool = False
 
 
 @dataclass(frozen=True)
@@ -87,6 +88,7 @@ class Cells:
     low: float
     high: float
     colour: int = 0
+    notes: Sequence[Sequence[str]] = ()  # one a cell; else its value
 
 
 Mark = Line | Points | Bars | Arrows | Ticks | Cells
@@ -101,6 +103,7 @@ class Panel:
     x_ticks: Mapping[float, str] = field(default_factory=dict)  # places with names, instead of numbers
     y_ticks: Mapping[float, str] = field(default_factory=dict)
     wide: bool = False
+    picture: bool = False  # a small square without axes
 
     @property
     def rows(self) -> bool:
@@ -115,6 +118,11 @@ class Chart:
     caption: str  # with the definition of what is drawn
     panels: Sequence[Panel]
     one_at_a_time: bool = False  # the reader chooses the panel
+    columns: int = 3  # on paper; panels that belong together stand side by side
+
+
+def short(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 1] + "…"
 
 
 def extent(panel: Panel) -> tuple[tuple[float, float], tuple[float, float]]:
@@ -150,8 +158,46 @@ def _padded(values: Sequence[float], margin: float, named: bool = False) -> tupl
     low, high = min(finite), max(finite)
     if named:
         return low - 0.6, high + 0.6
-    gap = margin * (high - low) or 0.5
+    level = high - low < 1e-9 * max(1.0, abs(low), abs(high))  # but for rounding
+    gap = 0.5 if level else margin * (high - low)
     return (low - gap if low != 0 else low), high + gap
+
+
+def placed_labels(
+    points: Sequence[tuple[float, float]], widths: Sequence[float], height: float, bounds: tuple[float, float]
+) -> list[tuple[float, float]]:
+    """The middle of each point's label: above, below, to the right or left, where it meets no other point or label.
+
+    All in one unit (pixels), `bounds` are the left and right end. Where nothing is free the label goes above.
+
+    >>> placed_labels([(50, 50), (52, 40)], [20, 20], 10, (0, 100))
+    [(50, 62.0), (52, 28.0)]
+    """
+    taken = [(x - 6, y - 6, x + 6, y + 6) for x, y in points]
+    found = []
+    for i, ((x, y), width) in enumerate(zip(points, widths, strict=True)):
+        up, aside = height / 2 + 7, width / 2 + 9
+        inside = min(max(x, bounds[0] + width / 2), bounds[1] - width / 2)
+        options = [(x, y - up), (x, y + up), (x + aside, y), (x - aside, y), (inside, y - up), (inside, y + up)]
+        others = taken[:i] + taken[i + 1 :]
+        free = [at for at in options if _is_free(_box(at, width, height), others, bounds)]
+        found.append(free[0] if free else options[-2])
+        taken.append(_box(found[-1], width, height))
+    return found
+
+
+Box = tuple[float, float, float, float]
+
+
+def _box(middle: tuple[float, float], width: float, height: float) -> Box:
+    x, y = middle
+    return x - width / 2, y - height / 2, x + width / 2, y + height / 2
+
+
+def _is_free(box: Box, others: Sequence[Box], bounds: tuple[float, float]) -> bool:
+    a, b, c, d = box
+    met = any(a < right and left < c and b < low and high < d for left, high, right, low in others)
+    return not met and bounds[0] <= a and c <= bounds[1]
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:

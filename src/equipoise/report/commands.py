@@ -50,23 +50,25 @@ def plot(
 ) -> None:
     """The report's plots as PDF and PNG, for papers."""
     from equipoise.report.paper import save
-    from equipoise.report.plots import PLOTS
+    from equipoise.report.plots import PLOTS, partitions
     from equipoise.report.study import studies
 
-    if kind not in (*PLOTS, "all"):
-        known = ", ".join((*PLOTS, "all"))
-        raise EquipoiseError(f"There is no plot `{kind}`.{did_you_mean(kind, PLOTS)} Known: {known}.")
+    kinds = (*PLOTS, partitions.__name__)
+    if kind not in (*kinds, "all"):
+        raise EquipoiseError(
+            f"There is no plot `{kind}`.{did_you_mean(kind, kinds)} Known: {', '.join((*kinds, 'all'))}."
+        )
     found, wrong = read_all(runs)
     _say(wrong)
-    drawn = 0
-    for number, study in enumerate(studies(found)):
-        for name in PLOTS if kind == "all" else (kind,):
-            chart = PLOTS[name](study)
-            if chart is not None:
-                drawn += 1
-                for path in save(chart, out / (name if number == 0 else f"{name}-{number + 1}")):
-                    screen.print(f"Drawn: {path}", soft_wrap=True)
-    if not drawn:
+    groups = studies(found)
+    charts = {partitions.__name__: partitions(groups)} if kind in ("all", partitions.__name__) else {}
+    for number, study in enumerate(groups):
+        for name in PLOTS if kind == "all" else {kind} & set(PLOTS):
+            charts[name if number == 0 else f"{name}-{number + 1}"] = PLOTS[name](study)
+    for stem, chart in charts.items():
+        for path in save(chart, out / stem) if chart else ():
+            screen.print(f"Drawn: {path}", soft_wrap=True)
+    if not any(charts.values()):
         raise EquipoiseError(f"These runs do not hold what `{kind}` needs. docs/report.md says what that is.")
 
 

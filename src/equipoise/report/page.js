@@ -48,3 +48,10 @@ document.getElementById("theme").addEventListener("click", () => {
   root.classList.toggle("dark", !dark);
   root.classList.toggle("light", dark);
 });
+// On paper nothing can be opened: print all, then put it back.
+let folded = [];
+addEventListener("beforeprint", () => {
+  folded = [...document.querySelectorAll("details:not([open])")];
+  folded.forEach((part) => { part.open = true; });
+});
+addEventListener("afterprint", () => folded.forEach((part) => { part.open = false; }));

@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
+from typing import get_args
 
 from equipoise.grammar import list_of
 from equipoise.metrics import FORMULAS, paired
 from equipoise.records import Recorded
 from equipoise.report import tables
 from equipoise.report.charts import COLOURS, NEGATIVE
-from equipoise.report.plots import charts
+from equipoise.report.plots import charts, partitions
 from equipoise.report.study import DEFINITIONS, Study, studies
 from equipoise.report.svg import drawn
-from equipoise.report.verdict import in_two_sentences, verdicts
+from equipoise.report.verdict import Word, in_two_sentences, verdicts
 from equipoise.types import EquipoiseError
 
 HERE = Path(__file__).parent
@@ -29,7 +30,7 @@ def write(runs: Sequence[Recorded], out: Path, problems: Sequence[str] = ()) -> 
         raise EquipoiseError(f"There is nothing to report: {why}")
     texts = {
         ".html": page(found, problems),
-        ".md": "\n".join(f"## {s.name}\n\n{' '.join(in_two_sentences(s))}\n\n{tables.markdown(s)}" for s in found),
+        ".md": "\n".join(map(_markdown, found)),
         ".tex": "\n".join(map(tables.latex, found)),
         ".csv": _once(list(map(tables.comma_separated, found))),
         ".clients.csv": _once(list(map(tables.per_client, found))),
@@ -43,6 +44,11 @@ def write(runs: Sequence[Recorded], out: Path, problems: Sequence[str] = ()) -> 
     return [out.with_suffix(suffix) for suffix in texts]
 
 
+def _markdown(study: Study) -> str:
+    name, verdict = tables.marked(study.name), tables.marked(" ".join(in_two_sentences(study)))
+    return f"## {name}\n\n{verdict}\n\n{tables.markdown(study)}"
+
+
 def _once(files: list[str]) -> str:
     """Tables one below the other, with one header."""
     return files[0] + "".join(text.split("\n", 1)[1] for text in files[1:])
@@ -54,11 +60,13 @@ def page(found: Sequence[Study], problems: Sequence[str] = ()) -> str:
     names = escape(list_of(list(dict.fromkeys(study.name for study in found))))
     notes = "".join(f"<p class='note'>Left out: {escape(text)}</p>" for text in problems)
     sections = "".join(_study(study, i) for i, study in enumerate(found))
+    ranges = partitions(found)
+    across = f"<section id='across'><h1>All data together</h1>{drawn(ranges)}</section>" if ranges else ""
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
         f"<title>Equipoise: {names}</title><style>{style}</style></head><body><header><strong>Equipoise</strong>"
         "<button id='theme' title='light or dark'>light / dark</button></header><main>"
-        f"{notes}{sections}</main><div id='tip' role='status'></div>"
+        f"{notes}{sections}{across}</main><div id='tip' role='status'></div>"
         f"<script>{(HERE / 'page.js').read_text()}</script></body></html>"
     )
 
@@ -94,7 +102,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], bold: dict[str, s
     for row in rows:
         cells = []
         for name, cell in zip(head, row, strict=True):
-            kind = f" class='{cell}'" if cell in ("passed", "failed") else ""
+            kind = f" class='{cell}'" if cell in get_args(Word) else ""
             strong = row[0] in (bold or {}).get(name, ())
             cells.append(f"<td{kind}>{'<b>' if strong else ''}{escape(cell)}{'</b>' if strong else ''}</td>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
@@ -108,7 +116,8 @@ def _front(study: Study) -> str:
         _table(tables.header(), tables.body(study), bold)
         + "<p class='caption'>Test accuracy in percent after the last round, over clients: mean ± half of the 95 % "
         "interval (Student's t) "
-        f"over seeds. {escape(definitions)}. Upload is that of a client in a round. Bold is best; references do not count.</p>"
+        f"over seeds. {escape(definitions)}. Upload is that of a client in a round. Bold is the best mean on test "
+        "data, which is a description and no choice; references do not count.</p>"
     )
 
 
@@ -119,10 +128,7 @@ def _check(study: Study) -> str:
     assert study.reference is not None
     items = []
     for verdict in found:
-        reasons = "".join(
-            f"<li class='{'passed' if reason.passed else 'failed'}'>{escape(reason.text)}</li>"
-            for reason in verdict.reasons
-        )
+        reasons = "".join(f"<li class='{reason.word}'>{escape(reason.text)}</li>" for reason in verdict.reasons)
         low, average = (
             paired(study.per_seed(study.reference, FORMULAS[f]), study.per_seed(verdict.method, FORMULAS[f]))
             for f in ("MIN", "AVG")
@@ -134,8 +140,9 @@ def _check(study: Study) -> str:
         )
     against = " and local-only training" if study.alone else ""
     return (
-        f"<h2>Levelling down</h2><p class='caption'>Against {escape(study.reference)}{against}, on means over seeds: did "
-        f"the worst rise, did the average hold, who was pushed below what it could do alone?</p>{''.join(items)}"
+        f"<h2>Levelling down</h2><p class='caption'>Against {escape(study.reference)}{against}, paired by seed: did the worst "
+        "rise, did the average hold, who was pushed below what it could do alone? Undecided is what only differs within the "
+        f"spread of seeds: the 95 % interval of the paired differences holds zero.</p>{''.join(items)}"
     )
 
 

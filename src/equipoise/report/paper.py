@@ -2,25 +2,50 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from equipoise.report.charts import COLOURS, NEGATIVE, Arrows, Bars, Cells, Chart, Line, Mark, Panel, Points, Ticks
+from equipoise.report.charts import (
+    COLOURS,
+    NEGATIVE,
+    Arrows,
+    Bars,
+    Cells,
+    Chart,
+    Line,
+    Mark,
+    Panel,
+    Points,
+    Ticks,
+    placed_labels,
+    short,
+)
 
 
 def save(chart: Chart, stem: Path) -> list[Path]:
-    """`stem`.pdf and `stem`.png."""
+    """`stem`.pdf and `stem`.png. Signs that the font lacks are boxes in the picture."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")
+        return _save(chart, stem)
+
+
+def _save(chart: Chart, stem: Path) -> list[Path]:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     wide = any(panel.wide for panel in chart.panels)
-    columns = 1 if wide else min(3, len(chart.panels))
+    small = all(panel.picture for panel in chart.panels)
+    columns = 1 if wide else min(chart.columns, len(chart.panels))
     rows = -(-len(chart.panels) // columns)
-    heights = [max(1.4, 0.22 * len(panel.y_ticks) + 0.8) if panel.rows else 3.0 for panel in chart.panels]
+    heights = [
+        max(1.4, 0.22 * len(panel.y_ticks) + 0.8) if panel.rows else 1.6 if small else 3.0 for panel in chart.panels
+    ]
     high = sum(heights) if columns == 1 else rows * max(heights)
-    figure: Any = Figure(figsize=(8.0 if wide else 4.0 * columns, high), layout="constrained")
+    figure: Any = Figure(figsize=(8.0 if wide else (1.5 if small else 4.0) * columns, high), layout="constrained")
     FigureCanvasAgg(figure)
     ratios = heights if columns == 1 else None
     axes = figure.subplots(rows, columns, squeeze=False, height_ratios=ratios).ravel()
@@ -41,6 +66,11 @@ def save(chart: Chart, stem: Path) -> list[Path]:
             fontsize=7,
             frameon=False,
         )
+    named = [(ax, some) for ax, panel in zip(axes, chart.panels, strict=False) if (some := _named(panel))]
+    if named:
+        figure.draw_without_rendering()  # now it is known where things are
+    for ax, marks in named:
+        _label(ax, marks)
     stem.parent.mkdir(parents=True, exist_ok=True)
     files = [stem.with_suffix(suffix) for suffix in (".pdf", ".png")]
     for file in files:
@@ -51,7 +81,11 @@ def save(chart: Chart, stem: Path) -> list[Path]:
 def _panel(ax: Any, panel: Panel) -> None:
     for mark in panel.marks:
         _mark(ax, mark)
-    ax.set_title(_plain(panel.title), fontsize=9)
+    ax.set_title(_plain(short(panel.title, 22) if panel.picture else panel.title), fontsize=7 if panel.picture else 9)
+    if panel.picture:
+        ax.set_axis_off()
+        ax.set_aspect("equal")
+        return
     ax.set_xlabel(_plain(panel.x_label))
     ax.set_ylabel(_plain(panel.y_label))
     if panel.x_ticks:
@@ -64,6 +98,25 @@ def _panel(ax: Any, panel: Panel) -> None:
     ax.spines[["top", "right"]].set_visible(False)
 
 
+def _named(panel: Panel) -> list[Points]:
+    return [mark for mark in panel.marks if isinstance(mark, Points) and mark.label and len(mark.x)]
+
+
+def _label(ax: Any, named: Sequence[Points]) -> None:
+    """Names beside points, in points of 1/72 inch from them."""
+    scale = 72 / ax.figure.dpi
+    places = [scale * ax.transData.transform((mark.x[0], mark.y[0])) for mark in named]
+    points = [(float(x), -float(y)) for x, y in places]  # downwards, as on the page
+    bounds = (scale * ax.bbox.x0, scale * ax.bbox.x1)
+    for mark, (a, b), (x, y) in zip(
+        named, points, placed_labels(points, [3.4 * len(short(m.name, 24)) for m in named], 7, bounds), strict=True
+    ):
+        ax.annotate(
+            _plain(short(mark.name, 24)), (mark.x[0], mark.y[0]), (x - a, b - y), textcoords="offset points", fontsize=6,
+            ha="center", va="center", in_layout=False,
+        )  # fmt: skip
+
+
 def _mark(ax: Any, mark: Mark) -> None:
     colour = COLOURS[mark.colour % len(COLOURS)]
     name = _plain(mark.name)
@@ -74,11 +127,17 @@ def _mark(ax: Any, mark: Mark) -> None:
             if len(mark.low):
                 ax.fill_between(mark.x, mark.low, mark.high, color=colour, alpha=0.15, linewidth=0)
         case Points():
+            size, face = 2 if mark.small else 6, "none" if mark.hollow else colour
             ax.plot(
-                mark.x, mark.y, "." if mark.small else "o", color=colour, label=name, markersize=3 if mark.small else 6
+                mark.x,
+                mark.y,
+                "o",
+                color=colour,
+                markerfacecolor=face,
+                label=name,
+                markersize=size,
+                markeredgewidth=0.7,
             )
-            if mark.label and len(mark.x):
-                ax.annotate(name, (mark.x[0], mark.y[0]), xytext=(5, 4), textcoords="offset points", fontsize=6)
         case Bars():
             ax.bar(mark.x, mark.y, mark.span, color=colour, label=name)
         case Arrows():
@@ -100,5 +159,5 @@ def _mark(ax: Any, mark: Mark) -> None:
 
 
 def _plain(text: str) -> str:
-    """matplotlib would read dollar signs as formulas."""
-    return text.replace("$", r"\$")
+    """matplotlib would read dollar signs as formulas, and has no picture of a tab."""
+    return " ".join(text.split()).replace("$", r"\$")

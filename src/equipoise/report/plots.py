@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from equipoise.metrics import FORMULAS, bootstrap
 from equipoise.report.charts import Arrows, Bars, Cells, Chart, Line, Panel, Points, Ticks, histogram
@@ -13,6 +16,7 @@ from equipoise.report.study import Study, Vector, by_domain
 MOST_ROWS = 30  # clients that a plot names one by one; more become groups
 MOST_LINES = 8
 COLUMNS = 50  # of a heat map over rounds
+QUARTILES = {0.0: "smallest", 0.25: "first quartile", 0.5: "median", 0.75: "third quartile", 1.0: "largest"}
 Maker = Callable[[Study], Chart | None]
 PLOTS: dict[str, Maker] = {}
 
@@ -40,9 +44,9 @@ def grouped(order: Sequence[int], names: Sequence[str]) -> list[tuple[str, list[
     return found
 
 
-def mean_of(values: Vector, members: Sequence[int]) -> float:
-    """The mean over those of the members that have a value."""
-    some = values[list(members)]
+def mean_of(values: Vector, members: Sequence[int] | None = None) -> float:
+    """The mean over those of the members (of all) that have a value."""
+    some = values if members is None else values[list(members)]
     return float(np.nanmean(some)) if not np.isnan(some).all() else float("nan")
 
 
@@ -89,14 +93,14 @@ def arrows(study: Study) -> Chart | None:
                 text += f", 95 % over its test samples {100 * one.low:.1f} to {100 * one.high:.1f}"
             notes.append(text + (f"; alone {percent(mean_of(own, members))}" if own is not None else ""))
         places = [float(i) for i in range(len(rows))]
-        marks: list[Arrows | Ticks] = [Arrows(method, places, start, end, study.colour(method), notes)]
+        marks: list[Arrows | Ticks] = [Arrows(method, places, start, end, 0, notes)]
         if own is not None:
             marks.append(Ticks("local_only", [100 * mean_of(own, m) for _, m in rows], places))
         ticks = {float(i): name for i, (name, _) in enumerate(rows)}
         panels.append(Panel(method, marks, "test accuracy in percent", y_ticks=ticks, wide=True))
     caption = (
-        f"From {reference} (blunt end) to the method (head), mean over seeds, last round; clients sorted by {reference}"
-        f"{'; the upright stroke is local-only training' if alone else ''}."
+        f"From {reference} (ring) to the method (head), mean over seeds, last round; blue gained, orange lost. Clients are "
+        f"sorted by {reference}{'; the upright stroke is local-only training' if alone else ''}."
     )
     if len(rows) < len(study.any.clients):
         caption += " Groups of clients are means over the group."
@@ -177,9 +181,9 @@ def pareto(study: Study) -> Chart | None:
             for p in rivals.values()
             if not any(better * q[0] >= better * p[0] and q[1] >= p[1] and q != p for q in rivals.values())
         )
-        marks: list[Points | Line] = [
-            Line("Pareto front", [p[0] for p in front], [p[1] for p in front], 6, dashed=True)
-        ]
+        marks: list[Points | Line] = []
+        if len(front) > 1:
+            marks.append(Line("Pareto front", [p[0] for p in front], [p[1] for p in front], 6, dashed=True))
         marks += [
             Points(m, [p[0]], [p[1]], study.colour(m), [f"{m}: {figure} {p[0]:.1f}, AVG {p[1]:.1f}"], label=True)
             for m, p in place.items()
@@ -247,24 +251,41 @@ def gaps(study: Study) -> Chart | None:
 
 @plot
 def optima(study: Study) -> Chart | None:
-    if study.alone is None:
-        return None
-    points, ticks = [], {}
-    for i, split in enumerate(("validation", "test")):
-        rows = [study.curve(study.alone, seed, "loss", split)[1] for seed in study.runs[study.alone]]
-        if not all(len(r) for r in rows):
-            continue
-        values = np.nanmean([r[-1] for r in rows], axis=0)
-        there = [k for k in range(len(values)) if not np.isnan(values[k])]
-        notes = [f"{study.any.clients[k]}: {values[k]:.3f}" for k in there]
-        points.append(Points("local_only", values[there].tolist(), [float(i)] * len(there), 0, notes))
-        ticks[float(i)] = split
+    rows = {split: study.own_optima(split) for split in ("validation", "test")}
     caption = (
         "Loss of every client's own model (local_only, last round, mean over seeds). A wide range: unequal difficulty."
     )
-    return Chart(
-        "optima", "What clients can reach alone", caption, [Panel("", points, "loss", y_ticks=ticks, wide=True)]
+    return _ranges("optima", "What clients can reach alone", caption, {k: v for k, v in rows.items() if v})
+
+
+def partitions(found: Sequence[Study]) -> Chart | None:
+    """The same of several studies: how unequal the tasks are when data are split in other ways."""
+    rows = {f"{s.name}, partition {str(s.any.manifest['data']['partition'])[:6]}": s.own_optima("test") for s in found}
+    caption = (
+        "Test loss of every client's own model (local_only, last round, mean over seeds), for each partition of the data in "
+        "this report; settings other than the partition may differ, too. A wide range: unequal difficulty."
     )
+    several = {name: values for name, values in rows.items() if values}
+    return (
+        _ranges("partitions", "What clients can reach alone, by partition", caption, several)
+        if len(several) > 1
+        else None
+    )
+
+
+def _ranges(kind: str, title: str, caption: str, rows: Mapping[str, Mapping[str, float]]) -> Chart | None:
+    """A row of points each, from the smallest to the largest."""
+    marks: list[Line | Points] = []
+    for i, named in enumerate(rows.values()):
+        shown = dict(named)
+        if len(shown) > 2 * MOST_ROWS:
+            shown = {name: float(np.quantile(list(named.values()), part)) for part, name in QUARTILES.items()}
+        spots, notes = list(shown.values()), [f"{name}: {v:.3f}" for name, v in shown.items()]
+        marks.append(Line("range", [min(spots), max(spots)], [float(i)] * 2, 6))
+        marks.append(Points("local_only", spots, [float(i)] * len(spots), 0, notes))
+    caption += f" Of more than {2 * MOST_ROWS} clients the smallest, the quartiles and the largest are shown."
+    ticks = {float(i): name for i, name in enumerate(rows)}
+    return Chart(kind, title, caption, [Panel("", marks, "loss", y_ticks=ticks, wide=True)]) if marks else None
 
 
 # --------------------------------------------------------------------------- what the server did
@@ -273,39 +294,57 @@ def weights(study: Study) -> Chart | None:
     panels = []
     for method, runs in study.runs.items():
         run = next(iter(runs.values()))
-        if method.startswith(("local_only", "centralised")):
+        if method.startswith(("local_only", "centralised")) or not run.weights.num_rows:
             continue
-        table = run.weights
         place = {name: i for i, name in enumerate(run.clients)}
-        first = table["figure"][0].as_py() if table.num_rows else ""
-        rows = list(zip(*(table[c].to_pylist() for c in ("round", "client", "weight", "figure")), strict=True))
-        grid = np.full((len(place), int(run.manifest["rounds"])), np.nan)
-        for r, client, weight, figure in rows:
-            if figure == first and client in place:
-                grid[place[client], r - 1] = weight
-        names = list(dict.fromkeys(f for *_, f in rows if f))
-        reasons = f" (from {', '.join(names)})" if names else ""
-        panels.append(heat(f"{method}{reasons}", grid, run.clients, study.colour(method), "round"))
+        table = run.weights.filter(pc.is_in(run.weights["client"], pa.array(list(place))))
+        row = np.array([place[name] for name in table["client"].to_pylist()], dtype=int)
+        column = table["round"].to_numpy() - 1
+        figures = np.array(table["figure"].to_pylist(), dtype=object)
+        empty = np.full((len(place), int(run.manifest["rounds"])), np.nan)
+        grid = empty.copy()
+        grid[row, column] = table["weight"].to_numpy()
+        reasons = {}
+        for name in dict.fromkeys(figures[figures != ""].tolist()):
+            mine = figures == name
+            reasons[name] = empty.copy()
+            reasons[name][row[mine], column[mine]] = table["value"].to_numpy()[mine]
+        source = f" (from {', '.join(reasons)})" if reasons else ""
+        panels.append(heat(f"{method}{source}", grid, run.clients, study.colour(method), "weight", reasons))
     caption = (
-        "The factor on each client's update, first seed; darker is more. In brackets the figures that a weight came from; "
-        "weights.parquet holds for every client and round. Empty: the client did not take part."
+        "The factor on each client's update, first seed; a stronger colour is more. In brackets the "
+        "figures that a weight came from: point at a cell for their values. Empty: the client did not take part."
     )
     return Chart("weights", "Weights over rounds", caption, panels, one_at_a_time=True) if panels else None
 
 
-def heat(title: str, grid: Vector, names: Sequence[str], colour: int, x_label: str) -> Panel:
-    """Clients x rounds, with rounds in bins and many clients in groups."""
+def heat(
+    title: str, grid: Vector, names: Sequence[str], colour: int, what: str, reasons: Mapping[str, Vector] | None = None
+) -> Panel:
+    """Clients x rounds, with rounds in bins and many clients in groups. `reasons` are told with each cell."""
     rows = grouped(range(len(names)), names)
     pieces = np.array_split(np.arange(grid.shape[1]), min(COLUMNS, grid.shape[1]))
-    values = [
-        [mean_of(grid[members][:, piece].ravel(), range(len(members) * len(piece))) for piece in pieces]
-        for _, members in rows
-    ]
+    values, *told = (
+        [[mean_of(one[members][:, piece].ravel()) for piece in pieces] for _, members in rows]
+        for one in (grid, *(reasons or {}).values())
+    )
     finite = [v for row in values for v in row if not np.isnan(v)] or [0.0]
     every = max(1, len(pieces) // 6)
     x_ticks = {float(i): str(int(piece[0]) + 1) for i, piece in enumerate(pieces) if i % every == 0}
-    cells = Cells(title, values, min(0.0, *finite), max(*finite, 1e-12), colour)
-    return Panel(title, [cells], x_label, "", x_ticks, {float(i): n for i, (n, _) in enumerate(rows)}, wide=True)
+    notes = [
+        [
+            f"{name}, round {_span(piece)}: "
+            + ", ".join(f"{n} {v[i][j]:.3g}" for n, v in zip((what, *(reasons or {})), (values, *told), strict=True))
+            for j, piece in enumerate(pieces)
+        ]
+        for i, (name, _) in enumerate(rows)
+    ]
+    cells = Cells(title, values, min(0.0, *finite), max(*finite, 1e-12), colour, notes)
+    return Panel(title, [cells], "round", "", x_ticks, {float(i): n for i, (n, _) in enumerate(rows)}, wide=True)
+
+
+def _span(rounds: NDArray[np.int64]) -> str:
+    return f"{rounds[0] + 1}" if len(rounds) == 1 else f"{rounds[0] + 1}–{rounds[-1] + 1}"
 
 
 @plot
@@ -325,7 +364,7 @@ def participation(study: Study) -> Chart | None:
     )
     for one in refused[:5]:
         caption += f" {one['client']} in round {one['round']}: {one['why']}."
-    return Chart("participation", "Participation", caption, [heat(method, grid, run.clients, 2, "round")])
+    return Chart("participation", "Participation", caption, [heat(method, grid, run.clients, 2, "took part")])
 
 
 @plot
@@ -340,7 +379,7 @@ def holdings(study: Study) -> Chart | None:
         "", [Cells("training samples", values, 0.0, float(counts.max()) or 1.0, 2)], "class", "",
         {float(i): name for i, name in enumerate(data["classes"])}, {float(i): n for i, (n, _) in enumerate(rows)}, wide=True,
     )  # fmt: skip
-    caption = f"Training samples of each class at each client (the darkest cell is {counts.max():.0f})."
+    caption = f"Training samples of each class at each client (the strongest colour is {counts.max():.0f})."
     return Chart("holdings", "Who holds what", caption, [panel])
 
 

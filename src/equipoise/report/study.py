@@ -14,6 +14,9 @@ from equipoise.records import Recorded
 
 Vector = NDArray[np.float64]
 LAST = 5  # rounds whose mean stands beside the last one
+BY_ROUND = {
+    name: FORMULAS[name].function for name in ("AVG", "STD", "MIN")
+}  # figures that are told of other rounds, too
 
 
 def sample_weighted(values: Vector, samples: Vector) -> float:
@@ -85,9 +88,10 @@ class Study:
             self._curves[key] = self.runs[method][seed].curve(metric, split)
         return self._curves[key]
 
-    def final(self, method: str, metric: str = "accuracy") -> dict[int, Vector]:
-        """A value a client after the last round, for each seed."""
-        return {seed: self.curve(method, seed, metric)[1][-1] for seed in self.runs[method]}
+    def final(self, method: str, metric: str = "accuracy", split: str = "test") -> dict[int, Vector]:
+        """A value a client after the last round, for each seed that has any."""
+        curves = {seed: self.curve(method, seed, metric, split)[1] for seed in self.runs[method]}
+        return {seed: values[-1] for seed, values in curves.items() if len(values)}
 
     def mean_final(self, method: str, metric: str = "accuracy") -> Vector:
         """A value a client, averaged over seeds."""
@@ -96,17 +100,25 @@ class Study:
 
     def gaps(self, method: str) -> dict[int, Vector]:
         """Test loss minus that of the client's own model, on the seeds that both have."""
-        if self.alone is None:
+        if self.alone is None or self.alone == method:
             return {}
         own, mine = self.final(self.alone, "loss"), self.final(method, "loss")
         return {seed: mine[seed] - own[seed] for seed in mine if seed in own}
 
     def gains(self, method: str) -> dict[int, Vector]:
         """Accuracy over that of local-only training, on the seeds that both have."""
-        if self.alone is None:
+        if self.alone is None or self.alone == method:
             return {}
         own, mine = self.final(self.alone), self.final(method)
         return {seed: mine[seed] - own[seed] for seed in mine if seed in own}
+
+    def own_optima(self, split: str) -> dict[str, float]:
+        """The loss that each client reaches alone, averaged over seeds; nothing without runs of `local_only`."""
+        if self.alone is None:
+            return {}
+        found = list(self.final(self.alone, "loss", split).values())
+        values = np.mean(found, axis=0) if found else np.full(len(self.any.clients), np.nan)
+        return {name: float(v) for name, v in zip(self.any.clients, values, strict=True) if not np.isnan(v)}
 
     # ------------------------------------------------------------------ figures
     def per_seed(self, method: str, formula: Formula, metric: str = "accuracy") -> dict[int, float]:
@@ -126,16 +138,28 @@ class Study:
             "corrected variance": [corrected_variance(v, samples) for v in final.values()],
             "loss": [float(np.nanmean(v)) for v in losses.values()],
             "worst loss": [float(np.nanmax(v)) for v in losses.values()],
+            "best loss": [float(np.nanmin(v)) for v in losses.values()],
+            "loss variance": [float(np.nanvar(v)) for v in losses.values()],
         }
-        gaps = self.gaps(method)
+        gaps, gains = self.gaps(method), self.gains(method)
         more |= {
             "gap mean": [float(np.nanmean(v)) for v in gaps.values()],
             "gap max": [float(np.nanmax(v)) for v in gaps.values()],
             "gap min": [float(np.nanmin(v)) for v in gaps.values()],
             "gap variance": [float(np.nanvar(v)) for v in gaps.values()],
-            "losers": [float((v < 0).sum()) for v in self.gains(method).values()],
-            "AVG, last five": [float(np.nanmean(self.curve(method, s)[1][-LAST:])) for s in final],
-            "AVG, best by validation": [self.best_by_validation(method, s) for s in final],
+            "gain mean": [float(np.nanmean(v)) for v in gains.values()],
+            "gain min": [float(np.nanmin(v)) for v in gains.values()],
+            "losers": [float((v < 0).sum()) for v in gains.values()],
+            **{
+                f"{name}, last five": [
+                    float(np.mean([of(row) for row in self.curve(method, s)[1][-LAST:]])) for s in final
+                ]
+                for name, of in BY_ROUND.items()
+            },
+            **{
+                f"{name}, best by validation": [of(self.chosen_round(method, s)) for s in final]
+                for name, of in BY_ROUND.items()
+            },
             "lowest STD of the curve": [float(np.nanstd(self.curve(method, s)[1], axis=1).min()) for s in final],
             "seconds a round": [self.seconds(method, s) for s in final],
         }
@@ -146,14 +170,15 @@ class Study:
         """Every figure of every method."""
         return {method: self.figures(method) for method in self.methods}
 
-    def best_by_validation(self, method: str, seed: int) -> float:
-        """Test AVG of the round with the best mean validation accuracy (the earliest of them); nan without validation data."""
+    def chosen_round(self, method: str, seed: int) -> Vector:
+        """Test accuracies of the round with the best mean validation accuracy (the earliest); nan without validation data."""
         rounds, held = self.curve(method, seed, split="validation")
         tested, values = self.curve(method, seed)
         if not len(rounds):
-            return float("nan")
+            return np.full(values.shape[1], np.nan)
         best = rounds[int(np.argmax(np.nanmean(held, axis=1)))]
-        return float(np.nanmean(values[list(tested).index(best)]))
+        found: Vector = values[list(tested).index(best)]
+        return found
 
     def seconds(self, method: str, seed: int) -> float:
         return float(np.mean(self.runs[method][seed].manifest["seconds_per_round"]))
@@ -172,24 +197,34 @@ DEFINITIONS = {name: formula.definition for name, formula in FORMULAS.items()} |
     "sets add; below 0 means no more than chance",
     "loss": "mean test loss over clients",
     "worst loss": "largest test loss of a client",
+    "best loss": "smallest test loss of a client",
+    "loss variance": "variance of the test losses over clients, ddof 0",
     "gap mean": "loss gap: a client's test loss minus that of its own model (local_only, same seed, last round); "
     "mean over clients",
     "gap max": "largest loss gap",
     "gap min": "smallest loss gap",
     "gap variance": "variance of the loss gaps over clients, ddof 0",
+    "gain mean": "gain: a client's test accuracy minus that of local-only training with the same seed; mean over clients",
+    "gain min": "smallest gain, of the client that joining helps least",
     "losers": "clients whose test accuracy is below that of local-only training with the same seed",
-    "AVG, last five": "AVG, mean over the last five evaluated rounds",
-    "AVG, best by validation": "AVG on test data of the round with the best mean validation accuracy",
+    **{f"{name}, last five": f"{name}, mean over the last five evaluated rounds" for name in BY_ROUND},
+    **{
+        f"{name}, best by validation": f"{name} on test data of the round with the best mean validation accuracy"
+        for name in BY_ROUND
+    },
     "lowest STD of the curve": "smallest STD (ddof 0) over all evaluated rounds; read it beside the final one only",
     "seconds a round": "wall-clock time of a round, all clients, on the machine of the run",
 }
 PERCENT = {name for name, formula in FORMULAS.items() if formula.percent} | {
-    "AVG over domains", "STD over domains", "MIN over domains", "AVG by samples", "AVG, last five",
-    "AVG, best by validation", "lowest STD of the curve",
+    "AVG over domains", "STD over domains", "MIN over domains", "AVG by samples", "lowest STD of the curve",
+    "gain mean", "gain min",
+    *(f"{name}, {which}" for name in BY_ROUND for which in ("last five", "best by validation")),
 }  # fmt: skip
 SMALLER_IS_BETTER = {
-    "STD", "STD (ddof 1)", "variance", "range", "Gini", "STD over domains", "corrected variance", "loss", "worst loss",
-    "gap mean", "gap max", "gap variance", "losers", "lowest STD of the curve", "seconds a round",
+    "STD", "STD (ddof 1)", "variance", "range", "Gini", "STD over domains", "corrected variance",
+    "loss", "worst loss", "best loss", "loss variance",
+    "gap mean", "gap max", "gap variance", "losers", "lowest STD of the curve", "seconds a round", "STD, last five",
+    "STD, best by validation",
 }  # fmt: skip
 
 

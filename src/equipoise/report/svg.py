@@ -19,6 +19,8 @@ from equipoise.report.charts import (
     Ticks,
     extent,
     nice_ticks,
+    placed_labels,
+    short,
 )
 
 Scale = Callable[[float], float]
@@ -27,17 +29,23 @@ Scale = Callable[[float], float]
 def drawn(chart: Chart) -> str:
     """A figure with its panels, legend and caption."""
     panels = "".join(
-        f'<div class="panel{" wide" if panel.wide else ""}" data-panel="{escape(panel.title)}">{_panel(panel)}</div>'
+        f'<div class="{_shape(panel)}" data-panel="{escape(panel.title)}">{_panel(panel)}</div>'
         for panel in chart.panels
     )
     chooser = ""
     if chart.one_at_a_time and len(chart.panels) > 1:
         options = "".join(f"<option>{escape(panel.title)}</option>" for panel in chart.panels)
         chooser = f'<label class="choose">Method <select>{options}</select></label>'
+    pictures = all(panel.picture for panel in chart.panels)
+    kind = f'class="panels pictures" style="--across:{chart.columns}"' if pictures else 'class="panels"'
     return (
-        f'<figure id="{chart.kind}"><h3>{escape(chart.title)}</h3>{chooser}{_legend(chart)}<div class="panels">{panels}</div>'
+        f'<figure id="{chart.kind}"><h3>{escape(chart.title)}</h3>{chooser}{_legend(chart)}<div {kind}>{panels}</div>'
         f"<figcaption>{escape(chart.caption)}</figcaption></figure>"
     )
+
+
+def _shape(panel: Panel) -> str:
+    return "panel wide" if panel.wide else "panel picture" if panel.picture else "panel"
 
 
 def _legend(chart: Chart) -> str:
@@ -62,10 +70,12 @@ def _classes(colour: int) -> str:
 
 def _panel(panel: Panel) -> str:
     (x0, x1), (y0, y1) = extent(panel)
+    if panel.picture:
+        return _picture(panel, x0, x1)
     width = 940.0 if panel.wide else 460.0
     longest = max((len(name) for name in panel.y_ticks.values()), default=0)
     crowded = len(panel.x_ticks) > 8 and max(map(len, panel.x_ticks.values())) > 4
-    left = min(200.0, 16 + 6.6 * longest) if panel.rows else 56.0
+    left = min(200.0, 16 + 6.6 * longest) if panel.rows else 92.0 if crowded else 56.0
     bottom = (96.0 if crowded else 40.0) - (0.0 if panel.x_label else 14.0)
     top = 26.0 if panel.title else 10.0
     inner = 20.0 * len(panel.y_ticks) if panel.rows else (280.0 if panel.wide else 250.0)
@@ -81,9 +91,10 @@ def _panel(panel: Panel) -> str:
 
     out = [f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(panel.title or panel.y_label)}">']
     if panel.title:
-        out.append(f'<text class="title" x="{left:g}" y="16">{escape(_short(panel.title, int(width / 8)))}</text>')
+        out.append(f'<text class="title" x="{left:g}" y="16">{escape(short(panel.title, int(width / 8)))}</text>')
     out += _axes(panel, x, y, (x0, x1), (y0, y1), left, width - 14, top, top + inner, crowded)
     out += [_mark(mark, x, y) for mark in panel.marks]
+    out += _labels(panel, x, y, (left, width))
     if panel.x_label:
         out.append(
             f'<text class="axis" x="{(left + width) / 2:g}" y="{height - 4:g}" text-anchor="middle">'
@@ -96,11 +107,36 @@ def _panel(panel: Panel) -> str:
     return "".join([*out, "</svg>"])
 
 
+def _picture(panel: Panel, low: float, high: float) -> str:
+    """Cells in a square of 150 pixels."""
+
+    def at(value: float) -> float:
+        return (value - low) / (high - low) * 150
+
+    marks = "".join(_mark(mark, at, lambda value: 20 + at(value)) for mark in panel.marks)
+    title = f'<text class="title" x="0" y="14">{escape(short(panel.title, 22))}</text>'
+    return f'<svg viewBox="0 0 150 172" role="img" aria-label="{escape(panel.title)}">{title}{marks}</svg>'
+
+
+def _labels(panel: Panel, x: Scale, y: Scale, bounds: tuple[float, float]) -> list[str]:
+    """Names beside points, hidden and shown with them."""
+    named = [mark for mark in panel.marks if isinstance(mark, Points) and mark.label and len(mark.x)]
+    texts = [short(mark.name, 24) for mark in named]
+    points = [(x(mark.x[0]), y(mark.y[0])) for mark in named]
+    places = placed_labels(points, [6.4 * len(text) for text in texts], 13, bounds)
+    return [
+        f'<g class="s" data-s="{escape(mark.name)}"><text class="name" x="{at:.1f}" y="{middle + 4:.1f}" '
+        f'text-anchor="middle">{escape(text)}</text></g>'
+        for mark, text, (at, middle) in zip(named, texts, places, strict=True)
+    ]
+
+
 def _axes(
     panel: Panel, x: Scale, y: Scale, xs: tuple[float, float], ys: tuple[float, float], left: float, right: float,
     top: float, bottom: float, crowded: bool,
 ) -> list[str]:  # fmt: skip
     out = []
+    lined = not any(isinstance(mark, Cells) for mark in panel.marks)  # through shades lines would only disturb
     numbers = {v: f"{v:g}" for v in nice_ticks(*xs)}
     for place, name in (panel.x_ticks or numbers).items():
         at = x(place)
@@ -109,13 +145,14 @@ def _axes(
         if crowded:
             turn = f"rotate(-45 {at:.1f} {bottom + 12:g})"
             out.append(f'<text x="{at:.1f}" y="{bottom + 12:g}" text-anchor="end" transform="{turn}">'
-                       f"{escape(_short(name, 16))}</text>")  # fmt: skip
+                       f"{escape(short(name, 16))}</text>")  # fmt: skip
         else:
-            out.append(f'<text x="{at:.1f}" y="{bottom + 15:g}" text-anchor="middle">{escape(_short(name, 18))}</text>')
+            out.append(f'<text x="{at:.1f}" y="{bottom + 15:g}" text-anchor="middle">{escape(short(name, 18))}</text>')
     for place, name in (panel.y_ticks or {v: f"{v:g}" for v in nice_ticks(*ys)}).items():
         at = y(place)
-        out.append(f'<line class="grid" x1="{left:g}" x2="{right:g}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        out.append(f'<text x="{left - 6:g}" y="{at + 4:.1f}" text-anchor="end">{escape(_short(name, 28))}</text>')
+        if lined:
+            out.append(f'<line class="grid" x1="{left:g}" x2="{right:g}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        out.append(f'<text x="{left - 6:g}" y="{at + 4:.1f}" text-anchor="end">{escape(short(name, 28))}</text>')
     return out
 
 
@@ -137,18 +174,13 @@ def _pieces(mark: Mark, x: Scale, y: Scale) -> list[str]:
             )
             return out
         case Points():
-            radius = 2 if mark.small else 5
+            radius = 2.5 if mark.hollow else 2 if mark.small else 5
+            kind = ' class="hollow"' if mark.hollow else ""
             notes = mark.notes or [mark.name] * len(mark.x)
-            out = [
-                f'<circle cx="{x(a):.1f}" cy="{y(b):.1f}" r="{radius}"{_note(note)}/>'
+            return [
+                f'<circle{kind} cx="{x(a):.1f}" cy="{y(b):.1f}" r="{radius}"{_note(note)}/>'
                 for a, b, note in zip(mark.x, mark.y, notes, strict=True)
             ]
-            if mark.label and len(mark.x):
-                out.append(
-                    f'<text class="name" x="{x(mark.x[0]):.1f}" y="{y(mark.y[0]) - 9:.1f}" text-anchor="middle">'
-                    f"{escape(_short(mark.name, 18))}</text>"
-                )
-            return out
         case Bars():
             notes = mark.notes or [mark.name] * len(mark.x)
             out = []
@@ -189,9 +221,10 @@ def _cells(mark: Cells, x: Scale, y: Scale) -> list[str]:
         for j, value in enumerate(row):
             if math.isfinite(value) and abs(value) > 1e-12:
                 side = ' class="minus"' if value < 0 else ""
+                note = mark.notes[i][j] if mark.notes else f"{value:.3g}"
                 out.append(
                     f'<rect{side} x="{x(j - 0.5):.1f}" y="{y(i - 0.5):.1f}" width="{wide:.1f}" height="{high - 1:.1f}" '
-                    f'fill-opacity="{min(1.0, abs(value) / largest):.2f}"{_note(f"{value:.3g}")}/>'
+                    f'fill-opacity="{min(1.0, abs(value) / largest):.2f}"{_note(note)}/>'
                 )
     return out
 
@@ -202,7 +235,3 @@ def _path(points: Sequence[tuple[float, float]], x: Scale, y: Scale) -> str:
 
 def _note(text: str) -> str:
     return f' data-note="{escape(text)}"'
-
-
-def _short(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"

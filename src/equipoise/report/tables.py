@@ -7,10 +7,11 @@ import io
 import math
 from collections.abc import Sequence
 
-from equipoise.metrics import Interval
+from equipoise.metrics import Interval, bootstrap
 from equipoise.report.study import DEFINITIONS, PERCENT, SMALLER_IS_BETTER, Study
 from equipoise.report.verdict import verdicts
 
+FORMULA_SIGNS = (*"=+-@|%", *"\uff1d\uff0b\uff0d\uff20")  # the last four are the wide forms of the first four
 FRONT = ("AVG", "STD", "MIN", "worst 10 %", "gap variance", "losers")  # then the cost and the check
 
 
@@ -60,8 +61,18 @@ def body(study: Study) -> list[list[str]]:
 
 
 def markdown(study: Study) -> str:
-    rows = [header(), ["---"] * len(header()), *body(study)]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in rows) + "\n"
+    rows = [header(), ["---"] * len(header()), *([marked(cell) for cell in row] for row in body(study))]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+
+
+def marked(text: str) -> str:
+    """Plain text for Markdown: no table, link, code or HTML comes of a name.
+
+    >>> marked("a|b <i>[x](y)`")
+    'a\\\\|b &lt;i&gt;\\\\[x\\\\](y)\\\\`'
+    """
+    signs = {**{sign: f"\\{sign}" for sign in "\\|[]`*"}, "&": "&amp;", "<": "&lt;", ">": "&gt;"}
+    return "".join(signs.get(sign, sign) for sign in " ".join(text.split()))
 
 
 def latex(study: Study) -> str:
@@ -76,12 +87,15 @@ def latex(study: Study) -> str:
         "}": r"\}",
         "±": r"$\pm$",
         "–": "--",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
     }
 
     def plain(text: str) -> str:
         return "".join(
             {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", **signs}.get(c, c)
-            for c in text
+            for c in " ".join(text.split())  # an empty line would end the table
         )
 
     winners = {name: best(study, name) for name in FRONT}
@@ -115,31 +129,31 @@ def comma_separated(study: Study) -> str:
 
 
 def per_client(study: Study) -> str:
-    """The final accuracy and loss of every client, method and seed."""
+    """The final accuracy of every client, method and seed, with its 95 % interval over the test samples, and the loss."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["data", "method", "seed", "client", "domain", "accuracy", "loss"])
+    writer.writerow(["data", "method", "seed", "client", "domain", "accuracy", "low", "high", "samples", "loss"])
+    samples = study.any.samples()
     for method in study.methods:
         losses = study.final(method, "loss")
         for seed, values in study.final(method).items():
-            for client, domain, a, b in zip(study.any.clients, study.any.domains, values, losses[seed], strict=True):
-                writer.writerow(
-                    [
-                        _safe(study.name),
-                        _safe(method),
-                        seed,
-                        _safe(client),
-                        _safe(domain),
-                        repr(float(a)),
-                        repr(float(b)),
-                    ]
-                )
+            rows = zip(study.any.clients, study.any.domains, values, samples, losses[seed], strict=True)
+            for client, domain, accuracy, count, loss in rows:
+                names = [_safe(study.name), _safe(method), seed, _safe(client), _safe(domain)]
+                interval = bootstrap(float(accuracy), int(count))
+                cells = ["" if math.isnan(v) else repr(float(v)) for v in (*interval, loss)]
+                writer.writerow([*names, *cells[:3], int(count), cells[3]])
     return out.getvalue()
 
 
 def _safe(text: str) -> str:
-    """A name that a spreadsheet would run as a formula is quoted."""
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@", "\t", "\r") else text
+    """A name in one line; one that a spreadsheet would run as a formula is quoted, also with blanks before the sign.
+
+    >>> _safe("=1+1"), _safe("north"), _safe("\\t@x")
+    ("'=1+1", 'north', "'\\t@x")
+    """
+    line = text.replace("\r", " ").replace("\n", " ")
+    return f"'{line}" if line[:1] == "\t" or line.lstrip()[:1] in FORMULA_SIGNS else line
 
 
 def _bytes(count: float) -> str:
