@@ -465,6 +465,8 @@ def test_the_reach_of_clients_alone_is_shown_for_every_partition(comparison, tmp
     chart = partitions(found)
     assert list(chart.panels[0].y_ticks.values()) == ["made, partition p", "other, partition p"]
     assert chart.panels[0].marks[2].x == pytest.approx([0.1, 0.9])
+    found[1].any.manifest["data"]["arguments"] = "alpha=0.1"
+    assert list(partitions(found).panels[0].y_ticks.values()) == ["made, partition p", "other, alpha=0.1"]
     assert chart.panels[0].marks[3].notes[3] == "d: 0.900"
     assert 'id="partitions"' in page(found)
     done = CliRunner().invoke(app, ["plot", "partitions", str(comparison), "-o", str(tmp_path / "plots")])

@@ -85,6 +85,7 @@ def manifest(run: Run, status: str = "finished", why: str = "") -> dict[str, Any
         "parameters": run.method.describe(),
         "data": {
             "name": data.name,
+            "arguments": data.arguments,
             "fingerprint": data.fingerprint,
             "partition": data.partition,
             "protocol": data.protocol.name,

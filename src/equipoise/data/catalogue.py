@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -121,4 +122,7 @@ def load_federation(text: str) -> Federation:
     named = NAMED.fullmatch(text)  # names of data sets may have hyphens, which the grammar of methods does not know
     call = parse_one(named[1].replace("-", "_") + (named[2] or "") if named else text, "data set")
     entry = DATASETS.find(call.name.replace("_", "-"))
-    return entry.function(**entry.check(dict(call.arguments)))
+    given = ", ".join(
+        f"{name}={value!r}" for name, value in call.arguments if name != "path"
+    )  # whose data lie where is private
+    return replace(entry.function(**entry.check(dict(call.arguments))), arguments=given)

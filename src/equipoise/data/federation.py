@@ -85,6 +85,7 @@ class Federation:
     digest: str = ""  # hash of the pool, where it is known already: a large pool on disk need not be read for it
     schema: Mapping[str, object] | None = None  # of a table: its columns and their levels
     elsewhere: bool = False  # the data are at the clients, and the pool only has their shape
+    arguments: str = ""  # of the data set, as its user wrote them: "alpha=0.1"
 
     def __post_init__(self) -> None:
         twins = [name for name, count in Counter(c.name for c in self.clients).items() if count > 1]

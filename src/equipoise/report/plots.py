@@ -258,9 +258,15 @@ def optima(study: Study) -> Chart | None:
     return _ranges("optima", "What clients can reach alone", caption, {k: v for k, v in rows.items() if v})
 
 
+def _partition(study: Study) -> str:
+    """A study's data as they were asked for; where that is not known, with their fingerprint."""
+    data = study.any.manifest["data"]
+    return f"{study.name}, {data.get('arguments') or 'partition ' + str(data['partition'])[:6]}"
+
+
 def partitions(found: Sequence[Study]) -> Chart | None:
     """The same of several studies: how unequal the tasks are when data are split in other ways."""
-    rows = {f"{s.name}, partition {str(s.any.manifest['data']['partition'])[:6]}": s.own_optima("test") for s in found}
+    rows = {_partition(study): study.own_optima("test") for study in found}
     caption = (
         "Test loss of every client's own model (local_only, last round, mean over seeds), for each partition of the data in "
         "this report; settings other than the partition may differ, too. A wide range: unequal difficulty."
