@@ -27,12 +27,13 @@ import torch
 from equipoise import EquipoiseError, EquipoiseWarning, Federation, Method, Protocol, Training, parse, run, server_round
 from equipoise import guard as guards
 from equipoise.checkpoints import Checkpoints, fingerprint, latest, read, saved
-from equipoise.checks import DEPLOYED, Answer, Expected, Refusal, admitted, declared, expected
+from equipoise.checks import DEPLOYED, SIMULATED, Answer, Expected, Refusal, admitted, declared, expected, sound
 from equipoise.guard import Guard
 from equipoise.round import begin, broadcast_of, client_round
 from equipoise.runners import Errand, opened
 from equipoise.task import ModelSource, Task
-from equipoise.types import Server, Setting
+from equipoise.types import Replies, Round, Server, Setting
+from equipoise.updates import Updates
 
 SIZES = (23, 14, 9, 31)
 LIES = 40  # rounds with a liar
@@ -182,6 +183,57 @@ def bad_updates(count: int, seed: int = 0) -> list[Row]:
         draw.shuffle(sent)
         hashes.add(scenes[1].after(sent)[0])
     rows.append(Row("order of arrival", 100, f"{len(hashes)} hash of the model"))
+    return rows
+
+
+# --------------------------------------------------------------------------- odd losses
+DRIVEN = (
+    "qffl(q=1)", "qffl(q=2)", "qffl(q=5)", "fedfe(q=2)", "afl(lambda_first=True)", "afl(compat=True)", "term(t=5)",
+    "gifair",
+)  # fmt: skip
+ODD = (0.0, -1.0, math.nan, math.inf, 1e-300, 1e300)
+
+
+def odd_round(method: Method, draw: random.Random) -> tuple[Round | None, int]:
+    """Clients of which each has an ordinary or an odd loss, as a round of those whose answers count; and how many do not."""
+    m = draw.randint(2, 8)
+    losses = [draw.choice(ODD) if draw.random() < 0.4 else 10 ** draw.uniform(-6, 6) for _ in range(m)]
+    name = next(name for name in method.weigh.needs if name.startswith("loss"))
+    reports = {"samples": torch.full((m,), 7.0), name: torch.tensor(losses, dtype=torch.float64)}
+    wanted = Expected(0, frozenset(range(m)), {}, None, {}, torch.float64, {})
+    replies, refused = sound(
+        Replies(tuple(range(m)), reports, torch.ones(m, 2, dtype=torch.float64)), wanted, SIMULATED
+    )
+    if replies is None or replies.updates is None:
+        return None, len(refused)
+    theta, rows = torch.zeros(2, dtype=torch.float64), replies.updates
+    setting = Setting(num_clients=m, lr=0.1)
+    return Round(theta, rows, Updates(rows), replies.clients, replies.reports, 0, setting), len(refused)
+
+
+def odd_losses(count: int, methods: Sequence[str] = DRIVEN, seed: int = 0) -> list[Row]:
+    """Weights from losses of 0, -1, NaN, Inf, 1e-300 and 1e300 among ordinary ones."""
+    rows = []
+    for text in methods:
+        method, draw, good, refused, worst = parse(text), random.Random(seed), 0, 0, 0.0
+        for _ in range(count):
+            found, odd = odd_round(method, draw)
+            refused += odd
+            if found is None:
+                good += 1
+                continue
+            weights = method.weigh(found, {}).weights
+            part = weights if method.weigh.simplex else weights / weights.sum()
+            error = abs(float(part.sum()) - 1)
+            good += bool(torch.isfinite(part).all()) and bool((weights >= 0).all()) and error <= 1e-12
+            worst = max(worst, error)
+        rows.append(
+            Row(
+                f"odd losses, {text}", count,
+                f"{good} of {count} vectors give finite shares that are not negative and sum to 1 (at most {worst:.0e} off); "
+                f"{refused} impossible losses refused",
+            )
+        )  # fmt: skip
     return rows
 
 

@@ -193,7 +193,7 @@ def test_an_experiment_file(tmp_path):
         ("methods = ['fedavg']\ndata = ['gaussians']\n[training]\nlearning = 1", "has no `learning`"),
         ("methods = ['fedavg']\ndata = ['gaussians']\nrounds = 'ten'", "rounds must be a whole number"),
         ("methods = ['fedavg']\ndata = ['gaussians']\nseeds = []", "seeds must be"),
-        ("methods = ['fedavg']\ndata = ['gaussians']\ngrid = 3", "a grid is a table"),
+        ("methods = ['fedavg']\ndata = ['gaussians']\ngrid = 3", "`grid` must be a table"),
     ],
 )
 def test_mistakes_in_an_experiment_file(text, message, tmp_path):
