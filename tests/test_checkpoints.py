@@ -278,8 +278,8 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_first_round(tmp_pat
 
 def test_killed_runs_go_on_bit_for_bit():
     """SIGKILL at random moments; benchmarks/faults.py does fifty."""
-    row = faults.kills(2, seed=3, rounds=12)[0]
-    assert row.figure.startswith("2 of 2 with the same bits")
+    row = faults.kills(3, seed=3, methods=("scaffold", "eagle(lstar_epochs=5)", "afl"))[0]
+    assert row.figure.startswith("3 of 3 with the same bits of the model and the same scores, over 3 methods")
 
 
 def test_client_names_are_never_paths(tmp_path):
