@@ -45,6 +45,10 @@ class Plan:
     patience: int = 3
     guard: bool = False  # limit what a site can gain by a false loss
     protection: Protection = "none"  # refuse methods that do not work under it
+    site_state: str = (
+        ""  # folder at each site for what it keeps between rounds, for when its SuperNode is started again
+    )
+    resume: bool = False  # go on with the same run where it stopped
     out: str = "runs"
 
     def __post_init__(self) -> None:
