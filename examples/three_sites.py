@@ -2,8 +2,8 @@
 
     python examples/three_sites.py [FOLDER]
 
-It starts a SuperLink and three SuperNodes on this machine, ends by itself after some minutes, and shows what every site got. With
-a new folder its records and its report stay there.
+It starts a SuperLink and three SuperNodes on this machine, ends by itself after some minutes, and shows what every site got.
+With a new folder its records and its report stay there.
 """
 
 import csv

@@ -412,13 +412,16 @@ def doctor(
     data_dir: DataDir = None,
     port: Annotated[list[int] | None, typer.Option(help="a port that a server should use; may be repeated")] = None,
     certificate: Annotated[list[Path] | None, typer.Option(help="a certificate in PEM form; may be repeated")] = None,
+    key: Annotated[Path | None, typer.Option(help="the certificate's key, to see whether it belongs to it")] = None,
+    ca: Annotated[Path | None, typer.Option(help="the authority's certificate, which the sites have")] = None,
+    host: Annotated[str | None, typer.Option(help="the name or address by which sites know the server")] = None,
     out: Out = Path("runs"),
 ) -> None:
     """Look at the installation, the machine, data, space, ports and certificates, and say what to do."""
     from equipoise.doctor import examine
 
     _use_data_folder(data_dir)
-    found = examine(out, port or (), certificate or ())
+    found = examine(out, port or (), certificate or (), key, ca, host)
     marks = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "bad": "[red]bad[/]"}
     table = Table("", "what", "found", "what to do", title="Doctor", title_justify="left")
     for one in found:
