@@ -11,6 +11,7 @@ import math
 import multiprocessing
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -19,10 +20,11 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -32,12 +34,16 @@ from equipoise.checkpoints import Checkpoints, fingerprint, latest, read, saved
 from equipoise.checks import DEPLOYED, SIMULATED, Answer, Expected, Refusal, admitted, declared, expected, sound
 from equipoise.guard import Guard
 from equipoise.method import METHODS
+from equipoise.records import read as read_run
 from equipoise.round import begin, broadcast_of, client_round
 from equipoise.runners import Errand, opened
 from equipoise.runners.processes import without_main
 from equipoise.task import ModelSource, Task
 from equipoise.types import Replies, Round, Server, Setting
 from equipoise.updates import Updates
+
+if TYPE_CHECKING:
+    from loopback import Loopback
 
 SIZES = (23, 14, 9, 31)
 LIES = 40  # rounds with a liar
@@ -654,6 +660,102 @@ def dead_workers(count: int) -> list[Row]:
     return [Row("worker process killed", count, f"{said} of {count} end with one line, within {slowest:.2f} s")]
 
 
+# --------------------------------------------------------------------------- real sites
+TIMEOUT = 25  # seconds that a round waits for answers
+SITES = 3
+
+
+def _federation(folder: Path, method: str, rounds: int) -> Loopback:
+    """A SuperLink and three SuperNodes, each with a part of the synthetic data."""
+    from equipoise.flower import Plan
+    from equipoise.flower.deploy import write_app
+    from loopback import Loopback
+
+    plan = Plan(
+        method=method, data="gaussians", sites=SITES, rounds=rounds, min_sites=2, round_timeout=TIMEOUT, eval_every=rounds,
+        site_state=str(folder / "states"), out=str(folder / "runs"),
+    )  # fmt: skip
+    write_app(folder / "app", plan)
+    return Loopback(folder / "federation")
+
+
+def _up(here: Loopback) -> None:
+    here.superlink()
+    for k in range(SITES):
+        here.supernode(f"site{k}", f"partition-id={k}")
+
+
+def _told(here: Loopback, folder: Path, rounds: int, config: str = "") -> Iterator[tuple[int, int, float]]:
+    """Each round as it is over: its number, how many sites counted, and its seconds."""
+    for line in here.run(folder / "app", rounds * 5 * TIMEOUT, config):
+        found = re.match(r"Round (\d+), (\d+) sites, ([\d.]+) s", line)
+        if found:
+            say(f"          {line}")
+            yield int(found[1]), int(found[2]), float(found[3])
+
+
+def lost_sites(rounds: int = 6) -> list[Row]:
+    """One site hangs (SIGSTOP), goes on, and is later killed (SIGKILL) and started again, on a real SuperLink."""
+    counted: dict[int, int] = {}
+    over: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as root, _federation(Path(root), "scaffold", rounds) as here:
+        _up(here)
+        for r, sites, seconds in _told(here, Path(root), rounds):
+            counted[r] = sites
+            if r == 1:
+                here.signal("site1", signal.SIGSTOP)
+            elif r == 2:
+                over["hung"] = seconds - TIMEOUT
+                here.signal("site1", signal.SIGCONT)
+            elif r == 3:
+                here.end("site1", signal.SIGKILL)
+            elif r == 4:
+                over["killed"] = seconds - TIMEOUT
+                here.supernode("site1", "partition-id=1")
+    rows = []
+    for fault, r, back in (("hung", 2, range(3, 4)), ("killed", 4, range(5, rounds + 1))):
+        again = next((one for one in back if counted.get(one) == SITES), None)
+        rows.append(
+            Row(
+                f"site {fault} ({'SIGSTOP' if fault == 'hung' else 'SIGKILL'}) on a SuperLink, 1 of {SITES}", 1,
+                f"the round ended {over[fault]:.1f} s after the limit of {TIMEOUT} s, with {counted[r]} sites; "
+                + (f"it counted again in round {again}" if again else f"it had not counted again by round {back[-1]}"),
+            )
+        )  # fmt: skip
+    return rows
+
+
+def lost_server(rounds: int = 3) -> list[Row]:
+    """SuperLink, server and sites are all killed in the middle; all are started again, and the run is resumed."""
+    with tempfile.TemporaryDirectory() as root, _federation(Path(root), "scaffold", rounds) as here:
+        _up(here)
+        before = 0
+        for r, _, _ in _told(here, Path(root), rounds):
+            before = r
+            for name in [*(f"site{k}" for k in range(SITES)), "superlink"]:
+                here.end(name, signal.SIGKILL)
+            break
+        _up(here)
+        after = [r for r, _, _ in _told(here, Path(root), rounds, "resume=true")]
+        places = list((Path(root) / "runs").glob("*/manifest.json"))
+        found = read_run(places[0].parent) if places else None
+    wanted = run("scaffold", "gaussians", rounds=rounds, runner="inline", eval_every=rounds)
+    scores = {} if found is None else {
+        (row["client"], row["metric"]): row["value"] for row in found.records.to_pylist() if row["round"] == rounds
+    }  # fmt: skip
+    off = max(
+        (abs(scores.get((s.client, s.metric), math.inf) - s.value) for s in wanted.scores if s.split == "test"),
+        default=math.inf,
+    )
+    return [
+        Row(
+            "SuperLink, server and sites killed (SIGKILL), resumed", 1,
+            f"killed after round {before}, went on with rounds {', '.join(map(str, after))}; final scores differ from those of "
+            f"an uninterrupted simulation by at most {off:.0e}",
+        )
+    ]  # fmt: skip
+
+
 def table(rows: Sequence[Row]) -> str:
     """Markdown."""
     lines = ["| fault | injected | figure reached |", "|---|---:|---|"]
@@ -683,6 +785,8 @@ def main() -> None:
         "losses": lambda: odd_losses(options.losses),
         "liars": lambda: liars(range(options.seeds)),
         "honest": honest_costs,
+        "sites": lost_sites,
+        "server": lost_server,
     }
     rows: list[Row] = []
     for number, name in enumerate(chosen := [name for name in options.only.split(",") if name] or list(stages), 1):

@@ -21,7 +21,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from equipoise import checkpoints, seeds
 from equipoise.checkpoints import Checkpoints, Moment
-from equipoise.checks import DEPLOYED, declared, sound
+from equipoise.checks import DEPLOYED, Answer, admitted, declared
 from equipoise.data import Client, Federation, Protocol
 from equipoise.data.own import by_number
 from equipoise.evaluation import Score, scored_model
@@ -228,17 +228,16 @@ def _sound(
 ) -> tuple[Replies | None, list[Rejection]]:
     """The answers whose numbers can be true, as a simulation checks them."""
     kind = "train" if phase == "train" else "train.probe"
-    answers, rejected = desk.ask(kind, clients, server, judge.task, rounds)
-    if not answers:
-        return None, rejected
-    replies, refused = sound(
-        _joined(judge.task, answers, trains=phase == "train"), judge.expects(server, clients, phase), judge.checks
-    )
+    found, rejected = desk.ask(kind, clients, server, judge.task, rounds)
+    answers = [_answer(k, server.memory.round, found[k], trains=phase == "train") for k in sorted(found)]
+    replies, refused = admitted(answers, judge.expects(server, clients, phase), judge.checks)
     return replies, [*rejected, *(Rejection(desk.names[client], f"{why}.") for client, why in refused)]
 
 
-def _joined(task: Task, answers: Mapping[int, RecordDict], trains: bool) -> Replies:
-    return Replies.join([wire.reply_of(answers[k], task.layout, k, trains) for k in sorted(answers)])
+def _answer(client: int, r: int, content: RecordDict, trains: bool) -> Answer:
+    """One site's answer, as it came."""
+    reports, buffers = wire.tensors(content, "reports"), wire.tensors(content, "buffers")
+    return Answer(client, r, reports, wire.tensors(content, "update") if trains else None, buffers)
 
 
 def _summed(method: Method, replies: Replies) -> Replies:
