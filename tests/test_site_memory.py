@@ -17,6 +17,7 @@ from equipoise.flower import Plan, client_app, federate, memory
 from equipoise.flower.server import checkpoints_of
 from flower_kit import LoopGrid
 from kit import NormNet, blobs
+from test_checkpoints import Stop, stop_after
 
 STATEFUL = ["scaffold", "moon", "ditto", "eagle(lstar_epochs=4)", "feddyn"]
 
@@ -160,25 +161,13 @@ def test_hostile_names_never_become_paths(tmp_path):
 
 
 # --------------------------------------------------------------------------- the server
-class Killed(Exception):  # noqa: N818 - it stands for a signal
-    pass
-
-
-def killed_after(rounds):
-    def on_round(record):
-        if record.round == rounds:
-            raise Killed
-
-    return on_round
-
-
 @pytest.mark.parametrize("text", ["scaffold", "eagle(lstar_epochs=4)", "afl"])
 def test_a_server_that_was_killed_goes_on_bit_for_bit(text, tmp_path):
     """As another run of Flower's, with sites that were restarted as well."""
     plan = Plan(method=text, sites=4, rounds=3, site_state=str(tmp_path / "sites"), out=str(tmp_path / "runs"))
     whole = trained(plan)
-    with pytest.raises(Killed):
-        federate(grid_of(plan), plan, on_round=killed_after(1), checkpoint=checkpoints_of(plan))
+    with pytest.raises(Stop):
+        federate(grid_of(plan), plan, on_round=stop_after(1), checkpoint=checkpoints_of(plan))
     again = replace(plan, resume=True)
     result = federate(grid_of(again), again, checkpoint=checkpoints_of(again))
     assert torch.equal(whole.server.theta, result.server.theta)
@@ -196,11 +185,11 @@ def test_a_server_killed_between_training_and_its_checkpoint_goes_on_bit_for_bit
 
     def write(folder, moment, facts):
         if moment.round == 2:
-            raise Killed
+            raise Stop
         return real(folder, moment, facts)
 
     monkeypatch.setattr(checkpoints, "write", write)
-    with pytest.raises(Killed):
+    with pytest.raises(Stop):
         federate(grid_of(plan), plan, checkpoint=checkpoints_of(plan))
     monkeypatch.undo()
     again = replace(plan, resume=True)
@@ -210,8 +199,8 @@ def test_a_server_killed_between_training_and_its_checkpoint_goes_on_bit_for_bit
 
 def test_an_unfinished_federation_is_not_overwritten(tmp_path):
     plan = Plan(method="fedavg", sites=4, rounds=3, out=str(tmp_path))
-    with pytest.raises(Killed):
-        federate(grid_of(plan), plan, on_round=killed_after(1), checkpoint=checkpoints_of(plan))
+    with pytest.raises(Stop):
+        federate(grid_of(plan), plan, on_round=stop_after(1), checkpoint=checkpoints_of(plan))
     with pytest.raises(EquipoiseError, match=r"--run-config resume=true"):
         federate(grid_of(plan), plan, checkpoint=checkpoints_of(plan))
     folder = checkpoints_of(plan).folder
