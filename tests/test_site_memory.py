@@ -13,8 +13,9 @@ from flwr.app import Context, RecordDict
 
 from equipoise import EquipoiseError
 from equipoise.checkpoints import Checkpoints, saved
-from equipoise.flower import Plan, client_app, federate, memory
+from equipoise.flower import Plan, client_app, federate, memory, server_app
 from equipoise.flower.server import checkpoints_of
+from equipoise.records import read
 from flower_kit import LoopGrid
 from kit import NormNet, blobs
 from test_checkpoints import Stop, stop_after
@@ -207,3 +208,32 @@ def test_an_unfinished_federation_is_not_overwritten(tmp_path):
     with pytest.raises(EquipoiseError, match="belongs to another run: rounds 3 there, 4 here"):
         federate(grid_of(plan), replace(plan, rounds=4), checkpoint=Checkpoints(folder, resume=True))
     assert len(saved(folder)) == 1
+
+
+def test_the_app_keeps_what_is_unfinished_and_clears_up_after_itself(tmp_path):
+    """All sites fail in round 2; when they are well again, the same app goes on, and leaves one whole run."""
+    plan = Plan(
+        method="scaffold", sites=4, rounds=3, patience=1, site_state=str(tmp_path / "sites"), out=str(tmp_path / "runs")
+    )
+    empty = Context(1, 0, {}, RecordDict(), {})
+    ill = grid_of(plan)
+    ill.fault = lambda asked, answer: (
+        None if asked.content.config_records.get("equipoise", {}).get("round") == 1 else answer
+    )
+    with pytest.raises(EquipoiseError, match=r"stopped after 1 of 3 rounds.* Go on with: flwr run .* resume=true"):
+        server_app(plan)(ill, empty)
+    (folder,) = (tmp_path / "runs" / ".checkpoints").iterdir()
+    assert len(saved(folder)) == 1
+    again = replace(plan, resume=True)
+    server_app(again)(grid_of(again), empty)
+    assert not (tmp_path / "runs" / ".checkpoints").exists()
+    (place,) = (tmp_path / "runs").iterdir()
+    recorded = read(place)
+    assert recorded.rounds_done == 3
+    whole = trained(replace(plan, out=str(tmp_path / "whole")))
+    assert {row["value"] for row in recorded.records.to_pylist() if row["round"] == 3} == {
+        s.value for s in whole.scores
+    }
+    with pytest.raises(EquipoiseError, match="0 of 9 sites"):
+        server_app(replace(plan, sites=9, start_timeout=0.01))(LoopGrid(client_app(plan, data=blobs()), {}), empty)
+    assert {path.name for path in (tmp_path / "runs").iterdir()} == {place.name}

@@ -61,14 +61,18 @@ def server_app(plan: Plan | None = None) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         agreed = plan or Plan.from_config(context.run_config)
         kept = checkpoints_of(agreed)
-        result = federate(grid, agreed, on_round=_say, checkpoint=kept)
+        folder = Path(kept.folder)
+        try:
+            result = federate(grid, agreed, on_round=_say, checkpoint=kept)
+        finally:
+            if not checkpoints.saved(folder):
+                checkpoints.discard(folder)
         print(f"Records: {save(result, Path(agreed.out)).resolve()}", flush=True)
-        if len(result.rounds) == _total(result):
-            checkpoints.discard(Path(kept.folder))
         for text in result.warnings:
             print(f"Note: {text}", flush=True)
         if len(result.rounds) < _total(result):
-            raise EquipoiseError(result.warnings[-1])
+            raise EquipoiseError(f"{result.warnings[-1]} Go on with: flwr run ... --run-config resume=true")
+        checkpoints.discard(folder)
 
     return app
 
