@@ -282,10 +282,12 @@ def lied(
     """Shares of the weights in every round, and the final accuracies."""
     import equipoise.simulation as module
 
-    real = module.one_round
+    real, sent = module.one_round, []
 
     def between(judge, compute, *rest):  # type: ignore[no-untyped-def]
-        return real(judge, compute if lie is None else lie(compute), *rest)
+        done = real(judge, compute if lie is None else lie(compute), *rest)
+        sent.append(done.server.memory.shared.get("weight"))
+        return done
 
     module.one_round = between
     try:
@@ -299,9 +301,9 @@ def lied(
     for record in found.rounds:
         whole = sum(map(abs, record.weights))
         shares.append({c: abs(w) / whole for c, w in zip(record.clients, record.weights, strict=True)})
-    if "weight" in found.server.memory.shared:  # EAGLE's weights stand with the clients
-        sent = {c: abs(float(w)) for c, w in found.server.memory.shared["weight"].items()}
-        shares.append({c: w / sum(sent.values()) for c, w in sent.items()})
+    for weights in (weights for weights in sent if weights is not None):  # EAGLE's, which clients put on their losses
+        sizes = {c: abs(float(w)) for c, w in weights.items()}
+        shares.append({c: w / sum(sizes.values()) for c, w in sizes.items()})
     return shares, found.values()
 
 
@@ -360,14 +362,14 @@ def liars(seeds: Sequence[int] = (0, 1, 2)) -> list[Row]:
         ("a high loss (gap times 100)", Lie(lambda _: 100.0, report="gap")),
         ("a low own optimum (gap plus 5)", PlusFive()),
     ):
-        last = {
-            g: spread([lied("eagle(lam=2.0, lstar_epochs=5)", lie, g, seed=seed)[0][-1][0] for seed in seeds])
+        share = {
+            g: spread([_largest(lied("eagle(lam=2.0, lstar_epochs=5)", lie, g, seed=seed)[0], [0]) for seed in seeds])
             for g in (None, guard)
         }
         rows.append(
             Row(
                 f"liar, eagle(lam=2): {name}", len(seeds),
-                f"share of EAGLE's weights after {LIES} rounds {last[None]} unguarded, {last[guard]} guarded",
+                f"largest share of EAGLE's weights {share[None]} unguarded, {share[guard]} guarded",
             )
         )  # fmt: skip
     return rows
@@ -757,8 +759,9 @@ def lost_server(rounds: int = 3) -> list[Row]:
     return [
         Row(
             "SuperLink, server and sites killed (SIGKILL), resumed", 1,
-            f"killed after round {before}, went on with rounds {', '.join(map(str, after))}; final scores differ from those of "
-            f"an uninterrupted simulation by at most {off:.0e}",
+            f"killed after round {before}, went on with rounds {', '.join(map(str, after))}; final scores are "
+            + (f"{off:.0e} off those" if off else "exactly those")
+            + " of an uninterrupted simulation",
         )
     ]  # fmt: skip
 

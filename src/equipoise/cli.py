@@ -40,7 +40,7 @@ from equipoise.live import VIEWS
 from equipoise.method import METHODS, ROLES, parse
 from equipoise.metrics import figures
 from equipoise.models import MODELS
-from equipoise.plan import POSSIBLE, read_plan, training_changes
+from equipoise.plan import POSSIBLE, loaded, read_plan, training_changes
 from equipoise.records import read
 from equipoise.report.commands import register as register_reports
 from equipoise.report.page import write as write_report
@@ -524,7 +524,7 @@ def _checked(
                 check_options(**{**POSSIBLE, name: value})  # type: ignore[arg-type]
     data = None
     with mistakes.noted():
-        data = load_federation(dataset)
+        data = loaded(dataset, mistakes)
     mistakes.refuse()
     assert data is not None
     return data

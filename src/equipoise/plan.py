@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from equipoise.data import load_federation
+from equipoise.data import DATASETS, Federation, load_federation
+from equipoise.data.catalogue import is_path
 from equipoise.experiment import Job, jobs
 from equipoise.grammar import Call, Mistakes, did_you_mean, fitted, parse_one, require
 from equipoise.method import parse
@@ -45,11 +46,20 @@ def read_plan(path: Path) -> list[Job]:
     found = []
     for dataset in _texts(file, "data"):
         with file.noted("data", item=dataset):
-            protocol = load_federation(dataset).protocol.training
-            training = replace(protocol, **changes) if changes else None
+            data = loaded(dataset, file.mistakes)
+            training = replace(data.protocol.training, **changes) if data and changes else None
             found += jobs(methods, dataset, seeds, replace(template, training=training))
     file.mistakes.refuse()
     return found
+
+
+def loaded(dataset: str, mistakes: Mistakes) -> Federation | None:
+    """The data. Loading can take long: where something else is wrong already, only the name is looked at."""
+    if not mistakes.found:
+        return load_federation(dataset)
+    if not is_path(dataset):
+        DATASETS.find(dataset.split("(")[0].strip().replace("_", "-"))
+    return None
 
 
 # --------------------------------------------------------------------------- where things stand
