@@ -8,31 +8,43 @@ from __future__ import annotations
 
 import argparse
 import math
+import multiprocessing
 import os
 import random
+import re
 import resource
 import shutil
 import signal
-import subprocess
+import statistics
 import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from equipoise import EquipoiseError, EquipoiseWarning, Federation, Method, Protocol, Training, parse, run, server_round
 from equipoise import guard as guards
 from equipoise.checkpoints import Checkpoints, fingerprint, latest, read, saved
-from equipoise.checks import DEPLOYED, Answer, Expected, Refusal, admitted, declared, expected
+from equipoise.checks import DEPLOYED, SIMULATED, Answer, Expected, Refusal, admitted, declared, expected, sound
 from equipoise.guard import Guard
+from equipoise.method import METHODS
+from equipoise.records import read as read_run
 from equipoise.round import begin, broadcast_of, client_round
 from equipoise.runners import Errand, opened
+from equipoise.runners.processes import without_main
 from equipoise.task import ModelSource, Task
-from equipoise.types import Server, Setting
+from equipoise.types import Replies, Round, Server, Setting
+from equipoise.updates import Updates
+
+if TYPE_CHECKING:
+    from loopback import Loopback
 
 SIZES = (23, 14, 9, 31)
 LIES = 40  # rounds with a liar
@@ -185,6 +197,57 @@ def bad_updates(count: int, seed: int = 0) -> list[Row]:
     return rows
 
 
+# --------------------------------------------------------------------------- odd losses
+DRIVEN = (
+    "qffl(q=1)", "qffl(q=2)", "qffl(q=5)", "fedfe(q=2)", "afl(lambda_first=True)", "afl(compat=True)", "term(t=5)",
+    "gifair",
+)  # fmt: skip
+ODD = (0.0, -1.0, math.nan, math.inf, 1e-300, 1e300)
+
+
+def odd_round(method: Method, draw: random.Random) -> tuple[Round | None, int]:
+    """Clients of which each has an ordinary or an odd loss, as a round of those whose answers count; and how many do not."""
+    m = draw.randint(2, 8)
+    losses = [draw.choice(ODD) if draw.random() < 0.4 else 10 ** draw.uniform(-6, 6) for _ in range(m)]
+    name = next(name for name in method.weigh.needs if name.startswith("loss"))
+    reports = {"samples": torch.full((m,), 7.0), name: torch.tensor(losses, dtype=torch.float64)}
+    wanted = Expected(0, frozenset(range(m)), {}, None, {}, torch.float64, {})
+    replies, refused = sound(
+        Replies(tuple(range(m)), reports, torch.ones(m, 2, dtype=torch.float64)), wanted, SIMULATED
+    )
+    if replies is None or replies.updates is None:
+        return None, len(refused)
+    theta, rows = torch.zeros(2, dtype=torch.float64), replies.updates
+    setting = Setting(num_clients=m, lr=0.1)
+    return Round(theta, rows, Updates(rows), replies.clients, replies.reports, 0, setting), len(refused)
+
+
+def odd_losses(count: int, methods: Sequence[str] = DRIVEN, seed: int = 0) -> list[Row]:
+    """Weights from losses of 0, -1, NaN, Inf, 1e-300 and 1e300 among ordinary ones."""
+    rows = []
+    for text in methods:
+        method, draw, good, refused, worst = parse(text), random.Random(seed), 0, 0, 0.0
+        for _ in range(count):
+            found, odd = odd_round(method, draw)
+            refused += odd
+            if found is None:
+                good += 1
+                continue
+            weights = method.weigh(found, {}).weights
+            part = weights if method.weigh.simplex else weights / weights.sum()
+            error = abs(float(part.sum()) - 1)
+            good += bool(torch.isfinite(part).all()) and bool((weights >= 0).all()) and error <= 1e-12
+            worst = max(worst, error)
+        rows.append(
+            Row(
+                f"odd losses, {text}", count,
+                f"{good} of {count} vectors give finite shares that are not negative and sum to 1 (at most {worst:.0e} off); "
+                f"{refused} impossible losses refused",
+            )
+        )  # fmt: skip
+    return rows
+
+
 # --------------------------------------------------------------------------- liars
 class Lie:
     """A runner in which some clients multiply what they report."""
@@ -207,30 +270,40 @@ class Lie:
 
 
 def lied(
-    method: str, lie: Lie | None, guard: Guard | None, *, clients: int = 10, rounds: int = LIES, hard: int | None = 0
+    method: str,
+    lie: Lie | None,
+    guard: Guard | None,
+    *,
+    clients: int = 10,
+    rounds: int = LIES,
+    hard: int | None = 0,
+    seed: int = 0,
 ) -> tuple[list[dict[int, float]], dict[str, float]]:
     """Shares of the weights in every round, and the final accuracies."""
     import equipoise.simulation as module
 
-    real = module.one_round
+    real, sent = module.one_round, []
 
     def between(judge, compute, *rest):  # type: ignore[no-untyped-def]
-        return real(judge, compute if lie is None else lie(compute), *rest)
+        done = real(judge, compute if lie is None else lie(compute), *rest)
+        sent.append(done.server.memory.shared.get("weight"))
+        return done
 
     module.one_round = between
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", EquipoiseWarning)
-            found = run(method, federation(clients, hard=hard), rounds=rounds, guard=guard, runner="inline")
+            data = federation(clients, seed=seed, hard=hard)
+            found = run(method, data, rounds=rounds, guard=guard, runner="inline", seed=seed)
     finally:
         module.one_round = real
     shares = []
     for record in found.rounds:
         whole = sum(map(abs, record.weights))
         shares.append({c: abs(w) / whole for c, w in zip(record.clients, record.weights, strict=True)})
-    if "weight" in found.server.memory.shared:  # EAGLE's weights stand with the clients
-        sent = {c: abs(float(w)) for c, w in found.server.memory.shared["weight"].items()}
-        shares.append({c: w / sum(sent.values()) for c, w in sent.items()})
+    for weights in (weights for weights in sent if weights is not None):  # EAGLE's, which clients put on their losses
+        sizes = {c: abs(float(w)) for c, w in weights.items()}
+        shares.append({c: w / sum(sizes.values()) for c, w in sizes.items()})
     return shares, found.values()
 
 
@@ -243,44 +316,60 @@ def _mean_without(values: dict[str, float], liars: Sequence[int]) -> float:
     return 100 * sum(honest) / len(honest)
 
 
-def liars() -> list[Row]:
-    """What lying gains, with and without the guard. The first liar's classes lie elsewhere: trusting it harms the others."""
+def spread(values: Sequence[float], digits: int = 3) -> str:
+    """A mean, and the range where it is wider than a digit."""
+    low, high = f"{min(values):.{digits}f}", f"{max(values):.{digits}f}"
+    return f"{statistics.fmean(values):.{digits}f}" + (f" ({low} to {high})" if low != high else "")
+
+
+def liars(seeds: Sequence[int] = (0, 1, 2)) -> list[Row]:
+    """What lying gains, with and without the guard: means over seeds, and ranges. The first liar's classes lie elsewhere:
+    trusting it harms the others."""
     rows = []
     guard = guards.DEPLOYED
-    honest = {g: lied("qffl(q=5)", None, g)[1] for g in (None, guard)}
+    honest = {g: [lied("qffl(q=5)", None, g, seed=seed)[1] for seed in seeds] for g in (None, guard)}
     for name, lie, who in (
         ("one of ten reports 100 times its loss", Lie(lambda _: 100.0), [0]),
         ("its report grows 5 % a round", Lie(lambda r: 1.05**r), [0]),
         ("two of ten report 100 times theirs", Lie(lambda _: 100.0, (0, 1)), [0, 1]),
     ):
-        open_, guarded = lied("qffl(q=5)", lie, None), lied("qffl(q=5)", lie, guard)
+        found = {g: [lied("qffl(q=5)", lie, g, seed=seed) for seed in seeds] for g in (None, guard)}
+        share = {g: spread([_largest(shares, who) for shares, _ in runs]) for g, runs in found.items()}
+        mean = {g: spread([_mean_without(values, who) for _, values in runs], 1) for g, runs in found.items()}
+        truth = {g: spread([_mean_without(values, who) for values in runs], 1) for g, runs in honest.items()}
+        lost = [_mean_without(honest[None][i], who) - _mean_without(found[guard][i][1], who) for i in range(len(seeds))]
         rows.append(
             Row(
-                f"liar, qffl(q=5): {name}", LIES,
-                f"largest share {_largest(open_[0], who):.3f} unguarded, {_largest(guarded[0], who):.3f} guarded; honest "
-                f"clients {_mean_without(open_[1], who):.1f} % unguarded, {_mean_without(guarded[1], who):.1f} % guarded; "
-                f"when nobody lies {_mean_without(honest[None], who):.1f} % and {_mean_without(honest[guard], who):.1f} %",
+                f"liar, qffl(q=5): {name}", len(seeds),
+                f"largest share {share[None]} unguarded, {share[guard]} guarded; honest clients {mean[None]} % unguarded, "
+                f"{mean[guard]} % guarded; when nobody lies {truth[None]} % and {truth[guard]} %; points that honest clients "
+                f"lose to the guarded liar: {spread(lost, 1)}",
             )
         )  # fmt: skip
     for method in ("afl(gamma=0.1)", "term(t=1.0)", "fedfe(q=5)", "eagle(apply='server', lam=2.0, lstar_epochs=5)"):
         report = "gap" if "eagle" in method else "loss"
         lie = Lie(lambda _: 100.0, report=report)
-        open_, guarded = lied(method, lie, None), lied(method, lie, guard)
+        share = {
+            g: spread([_largest(lied(method, lie, g, seed=seed)[0], [0]) for seed in seeds]) for g in (None, guard)
+        }
         rows.append(
             Row(
-                f"liar, {method}: 100 times its {report}", LIES,
-                f"largest share {_largest(open_[0], [0]):.3f} unguarded, {_largest(guarded[0], [0]):.3f} guarded",
+                f"liar, {method}: 100 times its {report}", len(seeds),
+                f"largest share {share[None]} unguarded, {share[guard]} guarded",
             )
         )  # fmt: skip
     for name, lie in (
         ("a high loss (gap times 100)", Lie(lambda _: 100.0, report="gap")),
         ("a low own optimum (gap plus 5)", PlusFive()),
     ):
-        open_, guarded = (lied("eagle(lam=2.0, lstar_epochs=5)", lie, g) for g in (None, guard))
+        share = {
+            g: spread([_largest(lied("eagle(lam=2.0, lstar_epochs=5)", lie, g, seed=seed)[0], [0]) for seed in seeds])
+            for g in (None, guard)
+        }
         rows.append(
             Row(
-                f"liar, eagle(lam=2): {name}", LIES,
-                f"share of EAGLE's weights {open_[0][-1][0]:.3f} unguarded, {guarded[0][-1][0]:.3f} guarded",
+                f"liar, eagle(lam=2): {name}", len(seeds),
+                f"largest share of EAGLE's weights {share[None]} unguarded, {share[guard]} guarded",
             )
         )  # fmt: skip
     return rows
@@ -329,79 +418,125 @@ def honest_costs() -> list[Row]:
 
 
 # --------------------------------------------------------------------------- kills
-RUN = """
-import sys
-sys.path.insert(0, {here!r})
-import torch, warnings
-torch.set_num_threads(1)
-warnings.simplefilter("ignore")
-from pathlib import Path
-from equipoise import run
-from equipoise.checkpoints import Checkpoints, fingerprint
-from faults import federation
-print("ready", flush=True)
-found = run({method!r}, federation(4), rounds={rounds}, participation=0.75, runner="inline",
-            checkpoint=Checkpoints({folder!r}, resume=True))
-scores = [(s.client, s.metric, s.value) for r in found.rounds for s in r.scores]
-print("hash", fingerprint(found.server), repr(scores), flush=True)
-"""
+# The same method with less work in a round, where that changes nothing of what is kept.
+QUICK = {
+    "eagle": "eagle(lstar_epochs=5)",
+    "fedlsa": "fedlsa(width=8, server_epochs=5)",
+    "fedtgp": "fedtgp(server_epochs=3)",
+}
+KILLED = tuple(QUICK.get(name, name) for name in METHODS)
 
 
-def started(method: str, folder: Path, rounds: int = 20) -> subprocess.Popen[str]:
-    """A run in a process of its own, which resumes where it can."""
-    here = str(Path(__file__).resolve().parent)
-    code = RUN.format(here=here, method=method, folder=str(folder), rounds=rounds)
-    return subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+def images(clients: int, seed: int = 0) -> Federation:
+    """Small clients with tiny images, for methods that look at feature maps."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def some(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.arange(count) % 3
+        return torch.rand(count, 1, 8, 8, generator=draw) + 0.3 * y[:, None, None, None], y
+
+    data = {f"c{k}": some(SIZES[k % len(SIZES)]) for k in range(clients)}
+    test = {f"c{k}": some(20) for k in range(clients)}
+    protocol = Protocol(rounds=6, training=Training(epochs=1, batch=8, lr=0.05), model="small_cnn(width=4)")
+    return Federation.from_tensors(data, test=test, classes=3, name="images", protocol=protocol)
+
+
+def kept_going(pipe: Connection, method: str, folder: str, rounds: int) -> None:
+    """A run that resumes where it can; it says when a round is over, and at last what came out."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    data = images(4) if method.startswith("f2dc") else federation(4)
+    found = run(
+        method, data, rounds=rounds, participation=0.75, runner="inline",
+        checkpoint=Checkpoints(folder, resume=True), on_round=lambda record: pipe.send(("round", time.monotonic())),
     )  # fmt: skip
+    scores = [(s.client, s.metric, s.value) for r in found.rounds for s in r.scores]
+    pipe.send(("result", f"{fingerprint(found.server)} {scores!r}"))
 
 
-def finished(process: subprocess.Popen[str]) -> str:
-    out, err = process.communicate(timeout=300)
-    if process.returncode:
-        raise RuntimeError(err[-2000:])
-    return out.split("hash ", 1)[1].strip()
+class Child:
+    """A run in a process of its own. A server that has imported everything makes it by forking, within milliseconds."""
+
+    def __init__(self, method: str, folder: Path, rounds: int) -> None:
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["equipoise", "torch._dynamo"])  # the second comes with the first step
+        self.pipe, there = context.Pipe()
+        with without_main():
+            self.process = context.Process(target=kept_going, args=(there, method, str(folder), rounds))
+            self.process.start()
+        there.close()
+
+    def told(self) -> tuple[str, object]:
+        """The next thing that it says."""
+        if not self.pipe.poll(LONGEST):
+            raise RuntimeError("A run says nothing any more.")
+        return self.pipe.recv()  # type: ignore[no-any-return]
+
+    def result(self) -> tuple[str, list[float]]:
+        """What came out, and when its rounds were over."""
+        times = []
+        while True:
+            kind, value = self.told()
+            if kind == "result":
+                self.process.join(LONGEST)
+                return str(value), times
+            times.append(float(str(value)))
+
+    def kill(self) -> bool:
+        """End it with SIGKILL; whether it was still at work."""
+        with suppress(ProcessLookupError):
+            os.kill(self.process.pid, signal.SIGKILL)
+        self.process.join(LONGEST)
+        return self.process.exitcode == -signal.SIGKILL
 
 
-KILLED = ("fedheal", "scaffold", "afl", "fedfe", "moon", "fdse", "eagle(lstar_epochs=5)", "feddyn", "ditto", "qffl")
+LONGEST = 300.0  # seconds that a run may be silent: far more than it needs
 
 
-def kills(count: int, seed: int = 0, rounds: int = 40) -> list[Row]:
-    """SIGKILL at a random moment of a run, then resume; many of them inside the writing of a checkpoint."""
+def kills(count: int, seed: int = 0, rounds: int = 12, methods: Sequence[str] = KILLED) -> list[Row]:
+    """SIGKILL at a moment drawn uniformly between a run's first checkpoint and its end, then resume. Methods take turns."""
     draw = random.Random(seed)
-    equal = ready = 0
-    reached: list[int] = []
+    equal = loaded = mid = 0
+    wrong: list[str] = []
     with tempfile.TemporaryDirectory() as root:
         whole: dict[str, tuple[str, float]] = {}
         for number in range(count):
-            method = KILLED[number % len(KILLED)]
+            method = methods[number % len(methods)]
             if method not in whole:
-                process = started(method, Path(root) / f"whole-{number}", rounds)
-                assert process.stdout is not None
-                process.stdout.readline()
-                clock = time.perf_counter()
-                whole[method] = (finished(process), time.perf_counter() - clock)
+                result, times = Child(method, Path(root) / f"whole-{number}", rounds).result()
+                whole[method] = result, times[-1] - times[0]
             result, seconds = whole[method]
             folder = Path(root) / f"killed-{number}"
-            process = started(method, folder, rounds)
-            assert process.stdout is not None
-            process.stdout.readline()
-            time.sleep(draw.uniform(0, seconds))
-            process.send_signal(signal.SIGKILL)
-            process.communicate()
-            reached.append(int(saved(folder)[-1].name[-8:]) if folder.exists() and saved(folder) else 0)
-            ready += all(_loads(place) for place in (saved(folder) if folder.exists() else []))
-            equal += finished(started(method, folder, rounds)) == result
+            while True:
+                child = Child(method, folder, rounds)
+                child.told()  # the first round is over, and its checkpoint is there
+                time.sleep(draw.uniform(0, seconds))
+                if child.kill():
+                    break
+                shutil.rmtree(folder)  # it was quicker than its twin, and over: once more
+            places = saved(folder)
+            reached = int(places[-1].name[-8:])
+            mid += reached < rounds
+            loaded += all(_loads(place) for place in places)
+            same = Child(method, folder, rounds).result()[0] == result
+            equal += same
+            wrong += [] if same else [method]
             shutil.rmtree(folder)
-    mid = sum(0 < r < rounds for r in reached)
+            outcome = "the same bits" if same else "OTHER BITS"
+            say(f"kill {number + 1} of {count}: {method}, at round {reached} of {rounds}, {outcome}")
+    others = f"; not so: {', '.join(wrong)}" if wrong else ""
     return [
         Row(
             "server killed (SIGKILL at a random moment), resumed", count,
-            f"{equal} of {count} with the same bits of the model and the same scores ({mid} killed between the first and the "
-            f"last checkpoint); every checkpoint on disk loaded in {ready} of {count}",
+            f"{equal} of {count} with the same bits of the model and the same scores, over {len(whole)} methods ({mid} killed "
+            f"before the last checkpoint); every checkpoint on disk loaded in {loaded} of {count}{others}",
         )
     ]  # fmt: skip
+
+
+def say(text: str) -> None:
+    """How far the benchmark is."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def _loads(place: Path) -> bool:
@@ -500,12 +635,9 @@ def second_process(count: int) -> list[Row]:
     refused, slowest = 0, 0.0
     for _ in range(count):
         with tempfile.TemporaryDirectory() as root:
-            first = started("fedavg", Path(root), rounds=100_000)
+            first = Child("fedavg", Path(root), rounds=100_000)
             try:
-                assert first.stdout is not None
-                first.stdout.readline()
-                while not (saved(Path(root)) if Path(root).exists() else []):
-                    time.sleep(0.05)
+                first.told()
                 clock = time.perf_counter()
                 try:
                     run("fedavg", federation(4), rounds=2, checkpoint=Checkpoints(root))
@@ -514,7 +646,6 @@ def second_process(count: int) -> list[Row]:
                 slowest = max(slowest, time.perf_counter() - clock)
             finally:
                 first.kill()
-                first.communicate()
     return [Row("two processes, one folder", count, f"{refused} of {count} refused, within {slowest:.2f} s")]
 
 
@@ -538,6 +669,103 @@ def dead_workers(count: int) -> list[Row]:
     return [Row("worker process killed", count, f"{said} of {count} end with one line, within {slowest:.2f} s")]
 
 
+# --------------------------------------------------------------------------- real sites
+TIMEOUT = 25  # seconds that a round waits for answers
+SITES = 3
+
+
+def _federation(folder: Path, method: str, rounds: int) -> Loopback:
+    """A SuperLink and three SuperNodes, each with a part of the synthetic data."""
+    from equipoise.flower import Plan
+    from equipoise.flower.deploy import write_app
+    from loopback import Loopback
+
+    plan = Plan(
+        method=method, data="gaussians", sites=SITES, rounds=rounds, min_sites=2, round_timeout=TIMEOUT, eval_every=rounds,
+        site_state=str(folder / "states"), out=str(folder / "runs"),
+    )  # fmt: skip
+    write_app(folder / "app", plan)
+    return Loopback(folder / "federation")
+
+
+def _up(here: Loopback) -> None:
+    here.superlink()
+    for k in range(SITES):
+        here.supernode(f"site{k}", f"partition-id={k}")
+
+
+def _told(here: Loopback, folder: Path, rounds: int, config: str = "") -> Iterator[tuple[int, int, float]]:
+    """Each round as it is over: its number, how many sites counted, and its seconds."""
+    for line in here.run(folder / "app", rounds * 5 * TIMEOUT, config):
+        found = re.match(r"Round (\d+), (\d+) sites, ([\d.]+) s", line)
+        if found:
+            say(f"          {line}")
+            yield int(found[1]), int(found[2]), float(found[3])
+
+
+def lost_sites(rounds: int = 6) -> list[Row]:
+    """One site hangs (SIGSTOP), goes on, and is later killed (SIGKILL) and started again, on a real SuperLink."""
+    counted: dict[int, int] = {}
+    over: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as root, _federation(Path(root), "scaffold", rounds) as here:
+        _up(here)
+        for r, sites, seconds in _told(here, Path(root), rounds):
+            counted[r] = sites
+            if r == 1:
+                here.signal("site1", signal.SIGSTOP)
+            elif r == 2:
+                over["hung"] = seconds - TIMEOUT
+                here.signal("site1", signal.SIGCONT)
+            elif r == 3:
+                here.end("site1", signal.SIGKILL)
+            elif r == 4:
+                over["killed"] = seconds - TIMEOUT
+                here.supernode("site1", "partition-id=1")
+    rows = []
+    for fault, r, back in (("hung", 2, range(3, 4)), ("killed", 4, range(5, rounds + 1))):
+        again = next((one for one in back if counted.get(one) == SITES), None)
+        rows.append(
+            Row(
+                f"site {fault} ({'SIGSTOP' if fault == 'hung' else 'SIGKILL'}) on a SuperLink, 1 of {SITES}", 1,
+                f"the round ended {over[fault]:.1f} s after the limit of {TIMEOUT} s, with {counted[r]} sites; "
+                + (f"it counted again in round {again}" if again else f"it had not counted again by round {back[-1]}"),
+            )
+        )  # fmt: skip
+    return rows
+
+
+def lost_server(rounds: int = 3) -> list[Row]:
+    """SuperLink, server and sites are all killed in the middle; all are started again, and the run is resumed."""
+    with tempfile.TemporaryDirectory() as root, _federation(Path(root), "scaffold", rounds) as here:
+        _up(here)
+        before = 0
+        for r, _, _ in _told(here, Path(root), rounds):
+            before = r
+            for name in [*(f"site{k}" for k in range(SITES)), "superlink"]:
+                here.end(name, signal.SIGKILL)
+            break
+        _up(here)
+        after = [r for r, _, _ in _told(here, Path(root), rounds, "resume=true")]
+        places = list((Path(root) / "runs").glob("*/manifest.json"))
+        found = read_run(places[0].parent) if places else None
+    wanted = run("scaffold", "gaussians", rounds=rounds, runner="inline", eval_every=rounds)
+    scores = {} if found is None else {
+        (row["client"], row["metric"]): row["value"] for row in found.records.to_pylist() if row["round"] == rounds
+    }  # fmt: skip
+    off = max(
+        (abs(scores.get((s.client, s.metric), math.inf) - s.value) for s in wanted.scores if s.split == "test"),
+        default=math.inf,
+    )
+    return [
+        Row(
+            "SuperLink, server and sites killed (SIGKILL), resumed", 1,
+            f"killed after round {before}, went on with rounds {', '.join(map(str, after))}; final scores are "
+            + (f"{off:.0e} off those" if off else "exactly those")
+            + " of an uninterrupted simulation",
+        )
+    ]  # fmt: skip
+
+
 def table(rows: Sequence[Row]) -> str:
     """Markdown."""
     lines = ["| fault | injected | figure reached |", "|---|---:|---|"]
@@ -547,22 +775,40 @@ def table(rows: Sequence[Row]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--updates", type=int, default=1700, help="bad updates")
+    parser.add_argument(
+        "--losses", type=int, default=10_000, help="vectors of odd losses, for each loss-driven weighting"
+    )
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of every liar")
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--damages", type=int, default=500, help="flipped bits, and as many cut-off files")
     parser.add_argument("--others", type=int, default=10, help="times of every other fault")
+    parser.add_argument("--only", default="", help="stages, separated by commas")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    stages: dict[str, Callable[[], list[Row]]] = {
+        "updates": lambda: bad_updates(options.updates),
+        "kills": lambda: kills(options.kills),
+        "damages": lambda: damaged(options.damages),
+        "disk": lambda: full_disk(options.others),
+        "two": lambda: second_process(options.others),
+        "workers": lambda: dead_workers(options.others),
+        "losses": lambda: odd_losses(options.losses),
+        "liars": lambda: liars(range(options.seeds)),
+        "honest": honest_costs,
+        "sites": lost_sites,
+        "server": lost_server,
+    }
     rows: list[Row] = []
-    for some in (
-        lambda: bad_updates(options.updates), liars, honest_costs, lambda: kills(options.kills),
-        lambda: damaged(options.damages), lambda: full_disk(options.others), lambda: second_process(options.others),
-        lambda: dead_workers(options.others),
-    ):  # fmt: skip
+    for number, name in enumerate(chosen := [name for name in options.only.split(",") if name] or list(stages), 1):
         clock = time.perf_counter()
-        rows += some()
-        print(f"{time.perf_counter() - clock:6.1f} s  {rows[-1].fault}", file=sys.stderr)
+        found = stages[name]()
+        rows += found
+        say(f"{time.perf_counter() - clock:6.1f} s  {name}, stage {number} of {len(chosen)}")
+        say("\n".join(f"          {row.fault}: {row.figure}" for row in found))
     print(table(rows))
 
 
 if __name__ == "__main__":
-    main()
+    from faults import main as start  # processes that it starts know its functions by the name of the module
+
+    start()

@@ -12,7 +12,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-SETTINGS = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "OMP_NUM_THREADS": "1"}
+SETTINGS = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 def free_port() -> int:
@@ -50,10 +55,11 @@ def node_key(path: Path) -> None:
 
 
 class Loopback:
-    """Processes of one federation. Everything they write is below `folder`."""
+    """Processes of one federation. Everything they write is below `folder`. With `simulated` sites Flower's simulation engine
+    plays so many of them, and there are no SuperNodes."""
 
-    def __init__(self, folder: Path, tls: bool = False, authentication: bool = False) -> None:
-        self.folder, self.tls, self.authentication = folder, tls, authentication
+    def __init__(self, folder: Path, tls: bool = False, authentication: bool = False, simulated: int = 0) -> None:
+        self.folder, self.tls, self.authentication, self.simulated = folder, tls, authentication, simulated
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.running: dict[str, subprocess.Popen[bytes]] = {}
@@ -80,6 +86,7 @@ class Loopback:
         files = ["--ssl-ca-certfile", "ca.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
         safety = files if self.tls else ["--insecure"]
         extra = ["--enable-supernode-auth"] if self.authentication else []
+        extra += ["--simulation"] if self.simulated else []
         self.start("superlink", "flower-superlink", *safety, *extra, "--host", "127.0.0.1", "--port", str(self.port),
                    "--disable-runtime-dependency-installation")  # fmt: skip
         for _ in range(3000):
@@ -100,9 +107,12 @@ class Loopback:
         done = subprocess.run(words, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=60)
         return done.stdout + done.stderr
 
-    def run(self, app: Path, seconds: float) -> Iterator[str]:
+    def run(self, app: Path, seconds: float, config: str = "") -> Iterator[str]:
         """Start a run, and give what it says, line by line, for so many seconds at most."""
-        words = [command("flwr"), "run", str(app), "here", "--stream"]
+        changed = ["--run-config", config] if config else []
+        if self.simulated:
+            changed += ["--federation-config", f"num-supernodes={self.simulated} client-resources-num-cpus=1"]
+        words = [command("flwr"), "run", str(app), "here", "--stream", *changed]
         process = subprocess.Popen(
             words, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -136,6 +146,10 @@ class Loopback:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+
+    def signal(self, name: str, what: signal.Signals) -> None:
+        """Send a signal to a process and those it started."""
+        os.killpg(self.running[name].pid, what)
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text(errors="replace")

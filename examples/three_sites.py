@@ -1,8 +1,9 @@
 """Three sites on a real SuperLink, each with a table of its own. One is killed in the middle, and comes back.
 
-    python examples/three_sites.py
+    python examples/three_sites.py [FOLDER]
 
 It starts a SuperLink and three SuperNodes on this machine, ends by itself after some minutes, and shows what every site got.
+With a new folder its records and its report stay there.
 """
 
 import csv
@@ -18,6 +19,8 @@ import pyarrow.parquet as pq
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from equipoise.data import load_federation
+from equipoise.records import read
+from equipoise.report.page import write as write_report
 from loopback import Loopback, command
 
 ROUNDS, TIMEOUT = 6, 25
@@ -46,8 +49,9 @@ def main(folder: Path) -> None:
 
     files = tables(folder)
     subprocess.run(
-        [command("equipoise"), "deploy", "init", str(folder / "app"), "--data", str(files["north"]), "--method", "qffl(q=1)",
-         "--sites", "3", "--rounds", str(ROUNDS), "--model", "linear", "--round-timeout", str(TIMEOUT), "--min-sites", "2"],
+        [command("equipoise"), "deploy", "init", str(folder / "app"), "--data", str(files["north"]), "--method", "scaffold",
+         "--sites", "3", "--rounds", str(ROUNDS), "--model", "linear", "--round-timeout", str(TIMEOUT), "--min-sites", "2",
+         "--site-state", str(folder / "states")],
         check=True,
     )  # fmt: skip
     with Loopback(folder / "federation") as here:
@@ -82,8 +86,15 @@ def main(folder: Path) -> None:
                 f"  round {r}: " + ", ".join(f"{name} {of[name]:.3f}" if name in of else f"{name} -" for name in NAMES)
             )
     say("all processes ended")
+    report = write_report([read(records)], folder / "report.html")[0]
+    say(f"report: {report}")
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as place:
-        main(Path(place))
+    if len(sys.argv) > 1:
+        chosen = Path(sys.argv[1]).absolute()
+        chosen.mkdir(parents=True)
+        main(chosen)
+    else:
+        with tempfile.TemporaryDirectory() as place:
+            main(Path(place))

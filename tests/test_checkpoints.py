@@ -15,7 +15,9 @@ import equipoise.checkpoints as module
 import faults
 from equipoise import EquipoiseError, EquipoiseWarning, Training
 from equipoise.checkpoints import Checkpoints, Moment, fingerprint, held, latest, read, saved, write
+from equipoise.experiment import Job, checkpoints_of, recorded
 from equipoise.guard import DEPLOYED
+from equipoise.records import save
 from equipoise.simulation import run
 from equipoise.states import ClientStates
 from equipoise.types import Memory, PerClient, Server
@@ -278,21 +280,50 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_first_round(tmp_pat
 
 def test_killed_runs_go_on_bit_for_bit():
     """SIGKILL at random moments; benchmarks/faults.py does fifty."""
-    row = faults.kills(2, seed=3, rounds=12)[0]
-    assert row.figure.startswith("2 of 2 with the same bits")
+    row = faults.kills(3, seed=3, methods=("scaffold", "eagle(lstar_epochs=5)", "afl"))[0]
+    assert row.figure.startswith("3 of 3 with the same bits of the model and the same scores, over 3 methods")
 
 
-def test_client_names_are_never_paths(tmp_path):
-    """Hostile names stay inside JSON; files are numbered."""
+HOSTILE = [
+    "../../x",
+    "/etc/passwd",
+    "a\x00b",
+    "C:\\x",
+    "con",
+    "~",
+    "..",
+    "\u202etxt",
+    "=cmd()",
+    "<script>",
+    "a/../../b",
+    "x" * 300,
+]
+
+
+def test_names_of_clients_data_and_runs_are_never_paths(tmp_path):
+    """Two hundred hostile names: checkpoints and run folders stay inside, under names of ours."""
     draw = random.Random(0)
-    hostile = ["../../x", "/etc/passwd", "a\x00b", "C:\\x", "con", "~", "..", "\u202etxt", "=cmd()", "<script>"]
-    names = [draw.choice(hostile) + str(k) for k in range(20)]
-    data = blobs()
-    clients = tuple(replace(data.clients[k % 4], name=name) for k, name in enumerate(names))
-    folder = tmp_path / "inside"
-    quiet("scaffold", replace(data, clients=clients), rounds=1, checkpoint=Checkpoints(folder))
+    data, inside = blobs(), tmp_path / "inside"
+    for turn in range(10):
+        names = ["".join(draw.choices(HOSTILE, k=2)) + str(k) for k in range(20)]
+        clients = tuple(replace(data.clients[k % 4], name=name) for k, name in enumerate(names))
+        hostile = replace(data, clients=clients, name=draw.choice(HOSTILE) + str(turn))
+        found = quiet("scaffold", hostile, rounds=1, participation=0.2, checkpoint=Checkpoints(inside / f"run{turn}"))
+        save(found, inside / "runs")
+        where = checkpoints_of(Job(method=draw.choice(HOSTILE), dataset=draw.choice(HOSTILE)), inside).folder
+        assert where.resolve().parent == (inside / ".checkpoints").resolve()
     assert {path.name for path in tmp_path.iterdir()} == {"inside"}
-    assert all(re.fullmatch(r"[a-z0-9.\-]+", path.name) for path in folder.rglob("*"))
+    assert all(re.fullmatch(r"[A-Za-z0-9_.\-]+", path.name) and ".." not in path.name for path in inside.rglob("*"))
+
+
+def test_an_output_folder_that_cannot_be_written_is_found_before_the_first_round(tmp_path):
+    blocked = tmp_path / "file"
+    blocked.write_text("")
+    rounds = []
+    with pytest.raises(EquipoiseError, match=r"Cannot write the run to .* Choose another --out"):
+        recorded(Job(dataset="gaussians", rounds=1), blocked / "runs", rounds.append)
+    assert rounds == []
+    assert blocked.read_text() == ""
 
 
 def test_nothing_is_ever_unpickled():

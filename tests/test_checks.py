@@ -9,11 +9,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.overrides import TorchFunctionMode
 
 import faults
-from equipoise import EquipoiseError, EquipoiseWarning, aggregate, parse, server_round
+from equipoise import EquipoiseError, EquipoiseWarning, aggregate, checkpoints, parse, server_round
 from equipoise.checkpoints import fingerprint
 from equipoise.checks import DEPLOYED, SIMULATED, Answer, Checks, admitted, declared, expected, sound
+from equipoise.method import METHODS
+from equipoise.methods.afl import onto_simplex
 from equipoise.runners import opened
 from equipoise.simulation import EverySingleRow, Judge, answers, one_round, run, served_method
 from equipoise.task import Task
@@ -132,6 +135,26 @@ def test_a_loss_that_cannot_be_true(loss):
     found, refused = scene.after([bad, *(a for a in scene.answers if a.client != 1)])
     assert found == without(scene, 1)[0]
     assert "loss" in refused[0].why
+
+
+@pytest.mark.parametrize("method", faults.DRIVEN)
+def test_every_loss_driven_weighting_survives_odd_losses(method):
+    """0, -1, NaN, Inf, 1e-300 and 1e300 among ordinary losses; benchmarks/faults.py does ten thousand of each."""
+    (row,) = faults.odd_losses(1250, [method])
+    assert row.figure.startswith("1250 of 1250 vectors")
+    assert not row.figure.endswith("; 0 impossible losses refused")
+
+
+def test_the_loss_driven_weightings_are_all_there():
+    named = {call.name for text in faults.DRIVEN for call in parse(text).calls}
+    assert named == {name for name in METHODS if any(need.startswith("loss") for need in parse(name).weigh.needs)}
+
+
+def test_afl_s_memory_stays_on_the_simplex_whatever_the_losses():
+    for values in ([1e300, 0.5, 0.0], [1e16, 1.0], [-1e300, 0.2, 0.1], [1e300, 1e300]):
+        found = onto_simplex(torch.tensor(values, dtype=torch.float64))
+        assert float(found.sum()) == pytest.approx(1, abs=1e-12)
+        assert int(found.argmax()) == values.index(max(values))
 
 
 @settings(max_examples=200, deadline=None)
@@ -310,6 +333,48 @@ def test_an_error_in_the_middle_leaves_the_server_as_it_was(scene):
             server_round(scene.method, scene.server, broken, scene.setting)
         assert fingerprint(scene.server) == before
         assert scene.server.memory is memory
+
+
+class Fails(TorchFunctionMode):
+    """Torch fails at its n-th call."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.left = at
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if self.left == 0:
+            raise MemoryError("no memory left")
+        self.left -= 1
+        return function(*args, **(kwargs or {}))
+
+
+def everything(server):
+    """All that a server remembers, as bits."""
+    return fingerprint(server), server.memory.round, repr(checkpoints._put(dict(server.memory.parts), found := {})), [
+        value.tolist() for value in found.values()
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedheal", "scaffold", "fedfe", "afl", "fedequilibria"])
+def test_whatever_call_fails_in_a_round_the_server_is_the_one_before(method):
+    """A failure at each single operation of a round: what is stored is the state before, or the whole next one."""
+    scene = faults.Scene.build(method, 5)
+    replies, _ = admitted(scene.answers, scene.wanted)
+    before = everything(scene.server)
+    whole = everything(server_round(scene.method, scene.server, replies, scene.setting)[0])
+    stored, failures = scene.server, 0
+    for at in range(5000):
+        try:
+            with Fails(at):
+                stored = server_round(scene.method, scene.server, replies, scene.setting)[0]
+        except MemoryError:
+            failures += 1
+            assert everything(stored) == before
+        else:
+            break
+    assert failures > 10
+    assert everything(stored) == whole != before
 
 
 def test_sound_replies_are_not_copied(scene):

@@ -27,6 +27,11 @@ def test_an_app_of_a_named_data_set(tmp_path):
     plan = Plan.from_config(project["tool"]["flwr"]["app"]["config"])
     assert (plan.method, plan.data, plan.sites, plan.rounds) == ("eagle + fedheal", "gaussians", 3, 4)
     assert plan.training == {"lr": 0.5}
+    assert (plan.site_state, plan.guard, plan.resume) == (
+        "~/.equipoise/sites",
+        True,
+        False,
+    )  # safe unless told otherwise
     code = (tmp_path / "My App" / "federated" / "app.py").read_text()
     names: dict[str, object] = {"__file__": str(tmp_path / "My App" / "federated" / "app.py")}
     exec(compile(code, "app.py", "exec"), names)

@@ -5,6 +5,7 @@ import json
 import warnings
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -157,7 +158,23 @@ def without_arrays(asked, answer):
     return answer
 
 
+def with_report(change):
+    def how(asked, answer):
+        answer.content["reports"] = ArrayRecord(change(dict(answer.content.array_records["reports"])))
+        return answer
+
+    return how
+
+
 FAULTS = {
+    "report `samples` is not the number that the client first gave": with_report(
+        lambda a: {**a, "samples": Array(np.array(1e6))}
+    ),
+    "report `samples` is not a whole number above zero": with_report(lambda a: {**a, "samples": Array(np.array(-5.0))}),
+    "reports without control": with_report(lambda a: {name: value for name, value in a.items() if name != "control"}),
+    "unknown reports: more": with_report(lambda a: {**a, "more": Array(np.array(1.0))}),
+    "report `control` has shape [1], not": with_report(lambda a: {**a, "control": Array(np.ones(1, np.float32))}),
+    "times as long as the median one": with_update(lambda a: {n: Array(v.numpy() * 1e6) for n, v in a.items()}),
     "it did not answer in time": lambda asked, answer: None,
     "the disk of c1 is full": lambda asked, answer: Message(Error(0, "the disk of\nc1 is full"), reply_to=asked),
     "is missing": with_update(lambda arrays: dict(list(arrays.items())[1:])),
@@ -179,6 +196,16 @@ def test_a_bad_answer_is_left_out_and_leaves_no_trace(why):
     assert [record.clients for record in result.rounds] == [(0, 1, 2, 3), (0, 2, 3), (0, 1, 2, 3)]
     silent = on_flower("scaffold", blobs(), breaking((1, 1), lambda *_: None), rounds=3)
     assert torch.equal(result.server.theta, silent.server.theta)
+
+
+def test_an_answer_that_comes_twice_counts_once():
+    class Twice(LoopGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            return [reply for reply in super().send_and_receive(messages, timeout=timeout) for _ in range(2)]
+
+    data, plan = blobs(), Plan(method="fedheal", sites=4, rounds=2)
+    twice = Twice(client_app(plan, data=data), {k: {"partition-id": k} for k in range(4)})
+    assert torch.equal(federate(twice, plan).server.theta, on_flower("fedheal", data, rounds=2).server.theta)
 
 
 def test_a_sites_own_mistake_reaches_the_record_in_words(monkeypatch):
@@ -365,8 +392,6 @@ def test_a_model_that_is_averaged_over_private_tensors_is_refused():
 
 def test_nothing_is_pickled():
     """An array of objects can be neither sent nor read."""
-    import numpy as np
-
     with pytest.raises(ValueError, match="allow_pickle"):
         Array(np.array([{}], dtype=object))
     record = wire.arrays(

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from importlib.util import find_spec
 
 import pyarrow.parquet as pq
 import pytest
@@ -50,6 +51,17 @@ def test_a_plain_federation_gives_what_a_simulation_gives(tmp_path):
             here.supernode(f"node{k}", f"partition-id={k}")
         place = finished(here, tmp_path / "app", tmp_path / "runs")
     same_as_simulated(place, "qffl(q=1.0)", rounds=1)
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="there is no Ray: pip install 'equipoise[flower-simulation]'")
+def test_the_same_folder_in_flower_s_simulation_engine(tmp_path):
+    """What runs on SuperNodes runs, unchanged, where Ray plays the sites."""
+    plan = Plan(method="scaffold", data="gaussians", sites=3, rounds=2, out=str(tmp_path / "runs"))
+    write_app(tmp_path / "app", plan)
+    with Loopback(tmp_path / "federation", simulated=3) as here:
+        here.superlink()
+        place = finished(here, tmp_path / "app", tmp_path / "runs")
+    same_as_simulated(place, "scaffold", rounds=2)
 
 
 @pytest.mark.skipif(bool(NEEDED), reason=f"there is no {' or '.join(NEEDED)} here to make certificates and keys with")

@@ -244,7 +244,7 @@ def test_an_experiment_file(tmp_path):
             "methods = ['fedavg']\ndata = ['gaussians']\nkeep = ['conflict']",
             "keep must be one of .*Did you mean `conflicts`",
         ),
-        ("methods = ['fedavg']\ndata = ['gaussians']\ngrid = 3", "a grid is a table"),
+        ("methods = ['fedavg']\ndata = ['gaussians']\ngrid = 3", "`grid` must be a table"),
     ],
 )
 def test_mistakes_in_an_experiment_file(text, message, tmp_path):

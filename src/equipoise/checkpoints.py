@@ -35,6 +35,7 @@ FORMAT = 1
 KEPT = 2
 PIECE = 256 << 20  # bytes of client states in one file: what is spilled to disk need not fit into memory at once
 STATE, LOCK, PREFIX, UNFINISHED, UNUSABLE = "state.json", "lock", "round-", ".unfinished-", "unusable-"
+TENSORS = "tensors.safetensors"
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,7 @@ class Moment:
     records: Sequence[RoundRecord]
     said: Mapping[str, str] = field(default_factory=dict)  # warnings
     seconds: float = 0.0
+    run: str = ""  # by this name sites know the run to which their states belong
 
     @property
     def round(self) -> int:
@@ -99,27 +101,49 @@ def held(folder: Path, what: str = "checkpoints") -> Iterator[None]:
 # --------------------------------------------------------------------------- writing
 def write(folder: Path, moment: Moment, settings: Mapping[str, object]) -> Path:
     """A new checkpoint. Whatever goes wrong, those before it stay as they are."""
-    place, draft = folder / f"{PREFIX}{moment.round:08d}", folder / f"{UNFINISHED}{moment.round:08d}"
+    place = folder / f"{PREFIX}{moment.round:08d}"
     try:
         for leftover in folder.glob(f"{UNFINISHED}*"):
             shutil.rmtree(leftover)
-        draft.mkdir()
-        _fill(draft, moment, settings)
+        with replaced(place) as draft:
+            _fill(draft, moment, settings)
+        for old in saved(folder)[:-KEPT]:
+            remove(old)
+    except (OSError, SafetensorError) as error:
+        last = saved(folder)
+        kept = f"The last good one, of round {_round(last[-1])}, is kept." if last else "There is none before it."
+        reason, advice = trouble(error)
+        raise EquipoiseError(f"Cannot write the checkpoint `{place}`: {reason}. {kept} {advice}, and resume.") from None
+    return place
+
+
+@contextmanager
+def replaced(place: Path) -> Iterator[Path]:
+    """A folder to fill, which takes this place when it is full: there whole, or not at all."""
+    draft = place.with_name(f"{UNFINISHED}{place.name}")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    try:
+        yield draft
         _sync(draft)
         if place.exists():
             shutil.rmtree(place)
         draft.rename(place)
-        _sync(folder)
-        for old in saved(folder)[:-KEPT]:  # renamed first: one that is half removed must not pass for a checkpoint
-            shutil.rmtree(old.rename(folder / f"{UNFINISHED}{old.name}"))
-    except (OSError, SafetensorError) as error:
+        _sync(place.parent)
+    except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
-        reason = getattr(error, "strerror", None) or str(error)
-        advice = "Free some space" if getattr(error, "errno", None) in (errno.ENOSPC, errno.EFBIG) else "Mend that"
-        last = saved(folder)
-        kept = f"The last good one, of round {_round(last[-1])}, is kept." if last else "There is none before it."
-        raise EquipoiseError(f"Cannot write the checkpoint `{place}`: {reason}. {kept} {advice}, and resume.") from None
-    return place
+        raise
+
+
+def remove(place: Path) -> None:
+    """Renamed first: a folder that is half removed must not pass for a whole one."""
+    shutil.rmtree(place.rename(place.with_name(f"{UNFINISHED}{place.name}")))
+
+
+def trouble(error: Exception) -> tuple[str, str]:
+    """Why something could not be written, and what to do."""
+    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EFBIG)
+    return getattr(error, "strerror", None) or str(error), "Free some space" if full else "Mend that"
 
 
 def _fill(draft: Path, moment: Moment, settings: Mapping[str, object]) -> None:
@@ -148,12 +172,33 @@ def _fill(draft: Path, moment: Moment, settings: Mapping[str, object]) -> None:
         "records": [asdict(record) for record in moment.records],
         "said": dict(moment.said),
         "seconds": moment.seconds,
+        "run": moment.run,
     }
+    _seal(draft, content)
+
+
+def _seal(draft: Path, content: Mapping[str, object]) -> None:
+    """Write what is not a tensor, with a checksum over it; the tensors' checksums are in it."""
     text = json.dumps({"format": FORMAT, "sha256": _digest(content), "content": content})
     with (draft / STATE).open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
+
+
+def write_tensors(place: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, object]) -> None:
+    """Named tensors and facts about them in a folder of their own, as safe as a checkpoint is."""
+    with replaced(place) as draft:
+        own = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+        sums = {TENSORS: _save(own, draft / TENSORS)}
+        _seal(draft, {"facts": dict(facts), "sums": sums})
+
+
+def read_tensors(place: Path, facts: Mapping[str, object]) -> dict[str, Tensor]:
+    """The tensors of a folder that is whole and has these facts; else `CheckpointError` says what is wrong."""
+    with _said_in_one_line(place):
+        _refuse_foreign(place, _verified(place)["facts"], plain(facts))
+        return load_file(place / TENSORS)
 
 
 def plain(settings: Mapping[str, object]) -> dict[str, object]:
@@ -232,11 +277,18 @@ def _round(place: Path) -> int:
 
 def read(place: Path, settings: Mapping[str, object] | None = None) -> Moment:
     """A checkpoint that is whole and belongs to a run with these settings; else `CheckpointError` says what is wrong."""
-    try:
+    with _said_in_one_line(place):
         content = _verified(place)
         if settings is not None:
             _refuse_foreign(place, content["settings"], plain(settings))
         return _moment(place, content)
+
+
+@contextmanager
+def _said_in_one_line(place: Path) -> Iterator[None]:
+    """Whatever is wrong with a folder is a `CheckpointError`."""
+    try:
+        yield
     except OSError as error:
         raise CheckpointError(f"`{place}` cannot be read: {error.strerror}.") from None
     except CheckpointError:
@@ -281,7 +333,8 @@ def _moment(place: Path, content: Mapping[str, Any]) -> Moment:
         piece = load_file(place / name)
         for client, state in clients.items():
             states[int(client)] = _get(state, piece)
-    return Moment(server, states, [_record(one) for one in content["records"]], content["said"], content["seconds"])
+    records = [_record(one) for one in content["records"]]
+    return Moment(server, states, records, content["said"], content["seconds"], content.get("run", ""))
 
 
 def _record(one: Mapping[str, Any]) -> RoundRecord:
@@ -327,8 +380,8 @@ def prepared(chosen: Checkpoints, settings: Mapping[str, object], rounds: int) -
     places = saved(folder)
     if places and _round(places[-1]) < rounds:
         raise EquipoiseError(
-            f"`{folder}` holds an unfinished run, at round {_round(places[-1])}: add --resume (`resume=True`) to go on "
-            "with it, or remove the folder to start over."
+            f"`{folder}` holds an unfinished run, at round {_round(places[-1])}: add --resume (`resume=True`, or --run-config "
+            "resume=true with Flower) to go on with it, or remove the folder to start over."
         )
     for place in places:
         shutil.rmtree(place)

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 from rich.console import Console, RenderableType
@@ -35,12 +35,12 @@ from equipoise.experiment import (
     worst_and_average,
 )
 from equipoise.experiment import Progress as Step
-from equipoise.grammar import fitted, split_list
+from equipoise.grammar import Mistakes, fitted, split_list
 from equipoise.live import VIEWS
 from equipoise.method import METHODS, ROLES, parse
 from equipoise.metrics import figures
 from equipoise.models import MODELS
-from equipoise.plan import read_plan
+from equipoise.plan import POSSIBLE, loaded, read_plan, training_changes
 from equipoise.records import read
 from equipoise.report.commands import register as register_reports
 from equipoise.report.page import write as write_report
@@ -49,7 +49,6 @@ from equipoise.report.verdict import chosen_by_validation, in_a_line, in_two_sen
 from equipoise.runners import RunnerName
 from equipoise.simulation import RoundRecord, Run, check_options
 from equipoise.task import Task
-from equipoise.training import Training
 from equipoise.types import EquipoiseError, EquipoiseWarning
 
 app = typer.Typer(
@@ -164,16 +163,17 @@ def run(
         planned = read_plan(Path(dataset))
         _experiment([replace(job, live=views, keep=(*job.keep, *kinds)) for job in planned], out, workers=None)
         return
-    parse(method)  # say what is wrong with the method before anything is loaded
+    mistakes = Mistakes()
+    changes = _training(mistakes, lr, epochs, steps, batch, momentum, weight_decay, optimizer)
     dataset = _source(dataset, data_dir, label, client, domain, image_size, ignore, partition, schema, skip_bad)
-    data = load_federation(dataset)
+    data = _checked(mistakes, [method], dataset, rounds, participation, eval_every, device)
     job = Job(
         method=method,
         dataset=dataset,
         seed=seed,
         rounds=rounds,
         participation=participation,
-        training=_training(data, lr, epochs, steps, batch, momentum, weight_decay, optimizer),
+        training=replace(data.protocol.training, **changes) if changes else None,
         model=model,
         runner=_runner(runner),
         device=device,
@@ -250,16 +250,18 @@ def compare(
 
     What is finished already is not done again. fedavg and local_only are added as references.
     """
+    mistakes = Mistakes()
+    changes = _training(mistakes, lr, epochs, steps, batch, momentum, weight_decay, optimizer)
     dataset = _source(dataset, data_dir, label, client, domain, image_size, ignore, partition, schema, skip_bad)
-    data = load_federation(dataset)
     wanted = list(METHODS) if methods == "all" else split_list(COMPARED if methods is None else methods)
+    data = _checked(mistakes, wanted, dataset, rounds, participation, eval_every, device)
     names = list(dict.fromkeys(str(parse(text)) for text in wanted))
     if not names:
         raise EquipoiseError("Name at least one method, for example --methods fedavg,fedheal.")
     template = Job(
         rounds=rounds,
         participation=participation,
-        training=_training(data, lr, epochs, steps, batch, momentum, weight_decay, optimizer),
+        training=replace(data.protocol.training, **changes) if changes else None,
         model=model,
         runner=_runner(runner),
         device=device,
@@ -429,13 +431,16 @@ def doctor(
     data_dir: DataDir = None,
     port: Annotated[list[int] | None, typer.Option(help="a port that a server should use; may be repeated")] = None,
     certificate: Annotated[list[Path] | None, typer.Option(help="a certificate in PEM form; may be repeated")] = None,
+    key: Annotated[Path | None, typer.Option(help="the certificate's key, to see whether it belongs to it")] = None,
+    ca: Annotated[Path | None, typer.Option(help="the authority's certificate, which the sites have")] = None,
+    host: Annotated[str | None, typer.Option(help="the name or address by which sites know the server")] = None,
     out: Out = Path("runs"),
 ) -> None:
     """Look at the installation, the machine, data, space, ports and certificates, and say what to do."""
     from equipoise.doctor import examine
 
     _use_data_folder(data_dir)
-    found = examine(out, port or (), certificate or ())
+    found = examine(out, port or (), certificate or (), key, ca, host)
     marks = {"ok": "[green]ok[/]", "note": "[yellow]note[/]", "bad": "[red]bad[/]"}
     table = Table("", "what", "found", "what to do", title="Doctor", title_justify="left")
     for one in found:
@@ -491,7 +496,7 @@ def _source(
 
 
 def _training(
-    data: Federation,
+    mistakes: Mistakes,
     lr: float | None,
     epochs: int | None,
     steps: int | None,
@@ -499,8 +504,8 @@ def _training(
     momentum: float | None,
     weight_decay: float | None,
     optimizer: str | None,
-) -> Training | None:
-    """The data set's local training with what the user changed; None when nothing was."""
+) -> dict[str, Any]:
+    """What the user changed of the data set's local training."""
     given: dict[str, object] = {
         "lr": lr,
         "epochs": epochs,
@@ -509,14 +514,39 @@ def _training(
         "weight_decay": weight_decay,
         "optimizer": optimizer,
     }
-    changes = {name: value for name, value in given.items() if value is not None}
+    changes = training_changes({name: value for name, value in given.items() if value is not None}, mistakes)
     if batch is not None:
-        if batch != "full" and not batch.isdecimal():
-            raise EquipoiseError(f"--batch must be a whole number or `full`. Found {batch!r}.")
-        changes["batch"] = None if batch == "full" else int(batch)
-    if epochs is not None and steps is None:
-        changes["steps"] = None
-    return replace(data.protocol.training, **changes) if changes else None  # type: ignore[arg-type]
+        with mistakes.noted():
+            if batch != "full" and not (batch.isdecimal() and int(batch)):
+                raise EquipoiseError(f"--batch must be a whole number above 0, or `full`. Found {batch!r}.")
+            changes["batch"] = None if batch == "full" else int(batch)
+    return changes | ({"steps": None} if epochs is not None and steps is None else {})
+
+
+def _checked(
+    mistakes: Mistakes,
+    methods: Sequence[str],
+    dataset: str,
+    rounds: int | None,
+    participation: float | None,
+    eval_every: int,
+    device: str,
+) -> Federation:
+    """The data, once it is sure that nothing is wrong with the options that were given; else all that is."""
+    for text in methods:
+        with mistakes.noted():
+            parse(text)
+    given = {"rounds": rounds, "participation": participation, "eval_every": eval_every, "device": device}
+    for name, value in given.items():
+        if value is not None:
+            with mistakes.noted():
+                check_options(**{**POSSIBLE, name: value})  # type: ignore[arg-type]
+    data = None
+    with mistakes.noted():
+        data = loaded(dataset, mistakes)
+    mistakes.refuse()
+    assert data is not None
+    return data
 
 
 def _chosen(text: str | None, known: Iterable[str], option: str) -> tuple[str, ...]:

@@ -48,6 +48,9 @@ def init(
     guard: Annotated[
         bool, typer.Option(help="limit what a site can gain by reporting a false loss; simulations have no such limit")
     ] = True,
+    site_state: Annotated[
+        str, typer.Option(help="folder at each site for what it keeps between rounds; '' keeps it in memory alone")
+    ] = "~/.equipoise/sites",
     protection: Annotated[
         str, typer.Option(help="refuse methods that do not work under it: secure-aggregation or differential-privacy")
     ] = "none",
@@ -66,7 +69,7 @@ def init(
     given = {
         "method": method, "sites": sites, "seed": seed, "rounds": rounds, "model": model, "lr": lr, "epochs": epochs,
         "round_timeout": round_timeout, "min_sites": min_sites, "too_few": too_few, "guard": guard, "protection": protection,
-        "data": "" if example else data,
+        "site_state": site_state, "data": "" if example else data,
     }  # fmt: skip
     plan = Plan.from_config({name: value for name, value in given.items() if value is not None})
     agreed = None

@@ -10,7 +10,8 @@ import difflib
 import inspect
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
@@ -198,6 +199,37 @@ def require(condition: bool, parameter: str, rule: str, value: Value) -> None:
     """
     if not condition:
         raise EquipoiseError(f"Parameter `{parameter}` must be {rule}. Found {parameter}={value!r}.")
+
+
+class Mistakes:
+    """Collects what is wrong, so that a user hears of everything at once.
+
+    >>> mistakes = Mistakes()
+    >>> with mistakes.noted("plan.toml:3"):
+    ...     require(False, "rounds", "at least 1", 0)
+    >>> with mistakes.noted("plan.toml:5"):
+    ...     require(False, "lr", "above 0", -1.0)
+    >>> print(*mistakes.found, sep="\\n")
+    plan.toml:3: Parameter `rounds` must be at least 1. Found rounds=0.
+    plan.toml:5: Parameter `lr` must be above 0. Found lr=-1.0.
+    """
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    @contextmanager
+    def noted(self, where: str = "") -> Iterator[None]:
+        """What is done inside may be wrong: then it is noted, and the next thing is looked at."""
+        try:
+            yield
+        except EquipoiseError as error:
+            self.found.append(f"{where}: {error}" if where else str(error))
+
+    def refuse(self) -> None:
+        """Raise all mistakes together, if there are any."""
+        if self.found:
+            several = f"{len(self.found)} mistakes:\n" if len(self.found) > 1 else ""
+            raise EquipoiseError(several + "\n".join(dict.fromkeys(self.found)))
 
 
 class Registry(dict[str, Entry[Built]]):

@@ -96,6 +96,8 @@ def _settings(plan: Plan) -> list[str]:
         _line("too-few", plan.too_few, "what happens to it: repeat or skip"),
         _line("guard", plan.guard, "limits what a site can gain by reporting a false loss"),
         _line("eval-every", plan.eval_every, "rounds between two evaluations at the sites"),
+        _line("site-state", plan.site_state, "where a site keeps its state when its SuperNode ends; empty: nowhere"),
+        _line("resume", plan.resume, "go on with this run where it stopped: flwr run --run-config resume=true"),
         _line("out", plan.out, "where the server writes its records"),
     ]
     if plan.rounds is not None:

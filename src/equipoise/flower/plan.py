@@ -8,8 +8,9 @@ from typing import Any, Literal, get_type_hints
 
 from equipoise.data.catalogue import is_path
 from equipoise.evaluation import kept_at_home
-from equipoise.grammar import did_you_mean, fitted, require
+from equipoise.grammar import Mistakes, did_you_mean, fitted, require
 from equipoise.method import Method, parse
+from equipoise.plan import training_changes
 from equipoise.privacy import Protection, refuse_unprotected
 from equipoise.task import BufferPolicy, ModelSource, Task
 from equipoise.training import Training
@@ -44,6 +45,10 @@ class Plan:
     patience: int = 3
     guard: bool = False  # limit what a site can gain by a false loss
     protection: Protection = "none"  # refuse methods that do not work under it
+    site_state: str = (
+        ""  # folder at each site for what it keeps between rounds, for when its SuperNode is started again
+    )
+    resume: bool = False  # go on with the same run where it stopped
     out: str = "runs"
 
     def __post_init__(self) -> None:
@@ -54,6 +59,9 @@ class Plan:
             f"from 1 to {self.sites}",
             self.min_sites,
         )
+        require(self.rounds is None or self.rounds >= 1, "rounds", "at least 1", self.rounds)
+        share = self.participation
+        require(share is None or 0 < share <= 1, "participation", "above 0 and at most 1", share)
         require(self.round_timeout > 0, "round_timeout", "above 0", self.round_timeout)
         require(self.start_timeout > 0, "start_timeout", "above 0", self.start_timeout)
         require(self.patience >= 1, "patience", "at least 1", self.patience)
@@ -79,23 +87,26 @@ class Plan:
         {'lr': 0.1}
         """
         hints = get_type_hints(cls)
-        training = get_type_hints(Training)
+        mistakes = Mistakes()
+        settings = {key: key.replace("-", "_") for key in config}
+        changed = training_changes({n: config[key] for key, n in settings.items() if n in TRAINING}, mistakes)
         given: dict[str, Any] = {}
-        changed: dict[str, object] = {}
-        for key, value in config.items():
-            name = key.replace("-", "_")
-            if name in TRAINING:
-                changed[name] = None if value == "full" else fitted(value, training[name], f"Setting `{key}`")
-            elif name in ("model", "method"):
-                given[name] = fitted(value, str, f"Setting `{key}`") or None
-            elif name in hints and name != "training":
-                given[name] = fitted(value, hints[name], f"Setting `{key}`")
-            else:
-                known = [known.replace("_", "-") for known in (*hints, *TRAINING) if known != "training"]
-                raise EquipoiseError(
-                    f"Unknown setting `{key}`.{did_you_mean(key, known)} There are: {', '.join(known)}."
-                )
-        return cls(**given, training=changed)
+        for key, name in settings.items():
+            with mistakes.noted():
+                if name in ("model", "method"):
+                    text = fitted(config[key], str, f"Setting `{key}`")
+                    given[name] = None if name == "model" and not text else text
+                elif name in hints and name != "training":
+                    given[name] = fitted(config[key], hints[name], f"Setting `{key}`")
+                elif name not in TRAINING:
+                    known = [known.replace("_", "-") for known in (*hints, *TRAINING) if known != "training"]
+                    raise EquipoiseError(
+                        f"Unknown setting `{key}`.{did_you_mean(key, known)} There are: {', '.join(known)}."
+                    )
+        with mistakes.noted():
+            found = cls(**given, training=changed)
+        mistakes.refuse()
+        return found
 
     def trained_as(self, protocol: Training) -> Training:
         """The protocol's local training with what this plan changes."""

@@ -8,21 +8,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from equipoise import seeds
-from equipoise.checks import DEPLOYED, declared, sound
+from equipoise import checkpoints, seeds
+from equipoise.checkpoints import Checkpoints, Moment
+from equipoise.checks import DEPLOYED, Answer, admitted, declared
 from equipoise.data import Client, Federation, Protocol
 from equipoise.data.own import by_number
 from equipoise.evaluation import Score, scored_model
-from equipoise.experiment import worst_and_average
+from equipoise.experiment import CHECKPOINTS, worst_and_average
 from equipoise.flower import wire
 from equipoise.flower.plan import Plan
 from equipoise.grammar import list_of
@@ -57,14 +60,27 @@ def server_app(plan: Plan | None = None) -> ServerApp:
     @app.main()
     def main(grid: Grid, context: Context) -> None:
         agreed = plan or Plan.from_config(context.run_config)
-        result = federate(grid, agreed, on_round=_say)
+        kept = checkpoints_of(agreed)
+        folder = Path(kept.folder)
+        try:
+            result = federate(grid, agreed, on_round=_say, checkpoint=kept)
+        finally:
+            if not checkpoints.saved(folder):
+                checkpoints.discard(folder)
         print(f"Records: {save(result, Path(agreed.out)).resolve()}", flush=True)
         for text in result.warnings:
             print(f"Note: {text}", flush=True)
         if len(result.rounds) < _total(result):
-            raise EquipoiseError(result.warnings[-1])
+            raise EquipoiseError(f"{result.warnings[-1]} Go on with: flwr run ... --run-config resume=true")
+        checkpoints.discard(folder)
 
     return app
+
+
+def checkpoints_of(plan: Plan) -> Checkpoints:
+    """A folder that belongs to this plan alone. Sites remember two states, so the server keeps every round."""
+    digest = hashlib.sha256(repr(replace(plan, resume=False, method=str(plan.chosen))).encode()).hexdigest()[:8]
+    return Checkpoints(Path(plan.out) / CHECKPOINTS / f"flower-seed{plan.seed}-{digest}", every=1, resume=plan.resume)
 
 
 def _say(record: RoundRecord) -> None:
@@ -80,11 +96,24 @@ def _total(result: Run) -> int:
 
 
 # --------------------------------------------------------------------------- a whole run
-def federate(grid: Grid, plan: Plan, on_round: Callable[[RoundRecord], None] | None = None) -> Run:
+def federate(
+    grid: Grid,
+    plan: Plan,
+    on_round: Callable[[RoundRecord], None] | None = None,
+    checkpoint: Checkpoints | None = None,
+) -> Run:
     """All rounds of a plan with the sites that a grid reaches: the same value as `equipoise.run` gives.
 
-    Where too few sites are left for `plan.patience` rounds on end the run ends early, with what it has and a warning.
+    Where too few sites are left for `plan.patience` rounds on end the run ends early, with what it has and a warning. With
+    `checkpoint` it can go on after it was ended, also as another run of Flower's.
     """
+    with nullcontext() if checkpoint is None else checkpoints.held(Path(checkpoint.folder)):
+        return _federate(grid, plan, on_round, checkpoint)
+
+
+def _federate(
+    grid: Grid, plan: Plan, on_round: Callable[[RoundRecord], None] | None, checkpoint: Checkpoints | None
+) -> Run:
     desk = Desk(grid, plan)
     method = plan.chosen
     data = desk.assembled()
@@ -98,11 +127,21 @@ def federate(grid: Grid, plan: Plan, on_round: Callable[[RoundRecord], None] | N
     setting = task.setting(total, plan.seed)
     guard = DEPLOYED_GUARD if plan.guard else None
     judge = Judge(guarded(method, guard) if guard else method, task, DEPLOYED, guard, declared(task))
-    server = begin(judge.method, task, count)
-    records: list[RoundRecord] = []
-    said: dict[str, str] = {text.split(":")[0]: text for text in task.notes}
+    start = Moment(begin(judge.method, task, count), {}, [], run=secrets.token_hex(8))
+    facts = {
+        "method": str(method), "data": data.fingerprint, "rounds": total, "participation": part, "seed": plan.seed,
+        "training": asdict(task.training), "guard": plan.guard, "first model": checkpoints.fingerprint(start.server),
+    }  # fmt: skip
+    wrong: list[str] = []
+    if checkpoint is not None:
+        found, wrong = checkpoints.prepared(checkpoint, facts, total)
+        start = found or start
+    server, records, desk.run = start.server, list(start.records), start.run
+    for record in records:
+        desk.count(record.clients, record.round - 1)
+    said = {text.split(":")[0]: text for text in (*task.notes, *wrong)} | dict(start.said)
     failed = 0
-    began = time.perf_counter()
+    began = time.perf_counter() - start.seconds
     while len(records) < total and failed < plan.patience:
         clock = time.perf_counter()
         r = server.memory.round
@@ -135,6 +174,9 @@ def federate(grid: Grid, plan: Plan, on_round: Callable[[RoundRecord], None] | N
             record = replace(record, scores=scores)
             left_out += unscored
         records.append(replace(record, rejected=tuple(left_out), seconds=time.perf_counter() - clock))
+        if checkpoint is not None:
+            moment = Moment(server, {}, records, said, time.perf_counter() - began, desk.run)
+            checkpoints.write(Path(checkpoint.folder), moment, facts)
         if on_round:
             on_round(records[-1])
     warnings = list(said.values())
@@ -190,17 +232,16 @@ def _sound(
 ) -> tuple[Replies | None, list[Rejection]]:
     """The answers whose numbers can be true, as a simulation checks them."""
     kind = "train" if phase == "train" else "train.probe"
-    answers, rejected = desk.ask(kind, clients, server, judge.task, rounds)
-    if not answers:
-        return None, rejected
-    replies, refused = sound(
-        _joined(judge.task, answers, trains=phase == "train"), judge.expects(server, clients, phase), judge.checks
-    )
+    found, rejected = desk.ask(kind, clients, server, judge.task, rounds)
+    answers = [_answer(k, server.memory.round, found[k], trains=phase == "train") for k in sorted(found)]
+    replies, refused = admitted(answers, judge.expects(server, clients, phase), judge.checks)
     return replies, [*rejected, *(Rejection(desk.names[client], f"{why}.") for client, why in refused)]
 
 
-def _joined(task: Task, answers: Mapping[int, RecordDict], trains: bool) -> Replies:
-    return Replies.join([wire.reply_of(answers[k], task.layout, k, trains) for k in sorted(answers)])
+def _answer(client: int, r: int, content: RecordDict, trains: bool) -> Answer:
+    """One site's answer, as it came."""
+    reports, buffers = wire.tensors(content, "reports"), wire.tensors(content, "buffers")
+    return Answer(client, r, reports, wire.tensors(content, "update") if trains else None, buffers)
 
 
 def _summed(method: Method, replies: Replies) -> Replies:
@@ -245,6 +286,7 @@ class Desk:
     refused: set[int] = field(default_factory=set)  # nodes that cannot take part
     silent: set[int] = field(default_factory=set)  # nodes that did not answer their last message
     counted: dict[int, int] = field(default_factory=dict)
+    run: str = ""  # by this name sites know the run, whichever of Flower's runs it is done in
 
     def assembled(self) -> Federation:
         """Wait for all sites, and give what they say of themselves as a federation without data."""
@@ -340,7 +382,7 @@ class Desk:
         contents = {}
         for node, k in node_of.items():
             facts = {"round": broadcast.round, "rounds": rounds, "number": k, "sites": len(self.names)}
-            said = ConfigRecord({**facts, "counted": self.counted.get(k, -1)})
+            said = ConfigRecord({**facts, "run": self.run, "counted": self.counted.get(k, -1)})
             contents[node] = RecordDict({wire.FACTS: said, **wire.packed(broadcast, task.layout, k, evaluated)})
         answers, silent = self._exchange(kind, contents)
         rejected = {node_of[node]: why for node, why in silent.items()}

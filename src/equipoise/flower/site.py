@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from flwr.clientapp import ClientApp
 from equipoise.data import Client, Federation, load_federation
 from equipoise.data.own import own
 from equipoise.evaluation import evaluate, kept_at_home
-from equipoise.flower import wire
+from equipoise.flower import memory, wire
 from equipoise.flower.plan import Plan
 from equipoise.roles import Phase
 from equipoise.round import broadcast_of, client_round
@@ -22,7 +22,7 @@ from equipoise.states import flat, nested
 from equipoise.task import Task
 from equipoise.types import ClientState, EquipoiseError
 
-BEFORE, AFTER, DONE = "equipoise before", "equipoise after", "equipoise done"  # records in `context.state`
+KEPT = "equipoise state "  # records in `context.state`: the site's state after so many rounds
 Records = dict[str, ArrayRecord | ConfigRecord | MetricRecord]
 
 
@@ -155,14 +155,15 @@ def _take_part(phase: Phase, plan: Plan, site: Site, message: Message, context: 
     said = wire.facts(message.content)
     server = wire.received(message.content, task.layout, number)
     broadcast = broadcast_of(server, int(str(said["rounds"])))
-    state = _kept(context, int(str(said["counted"])))
+    before = int(str(said["counted"])) + 1
+    state = _kept(plan, site, said, context)
     if state is None:
         state = client_round(plan.chosen, task, [number], broadcast, {}, plan.seed, "start")[1][number]
-    replies, kept = client_round(plan.chosen, task, [number], broadcast, {number: state}, plan.seed, phase)
-    if phase == "probe":
-        _keep(context, state, state, -1)
-    else:
-        _keep(context, state, kept[number], server.memory.round)
+    replies, after = client_round(plan.chosen, task, [number], broadcast, {number: state}, plan.seed, phase)
+    states = {before: state}
+    if phase == "train":
+        states[server.memory.round + 1] = after[number]
+    _keep(plan, site, said, context, states)
     facts = ConfigRecord({"name": site.client.name, "round": server.memory.round})
     return {wire.FACTS: facts, **wire.packed_reply(replies, task.layout)}
 
@@ -171,7 +172,7 @@ def _score(plan: Plan, site: Site, message: Message, context: Context) -> Record
     """The site's figures of the received model, on its own test data."""
     task, federation, number = _task(plan, site, message)
     server = wire.received(message.content, task.layout, number)
-    state = _kept(context, int(str(wire.facts(message.content)["counted"])))
+    state = _kept(plan, site, wire.facts(message.content), context)
     states = {} if state is None else {number: state}
     models = kept_at_home(plan.chosen, task)
     scores = evaluate(plan.chosen, task, server, states, federation, models=models)
@@ -180,19 +181,30 @@ def _score(plan: Plan, site: Site, message: Message, context: Context) -> Record
 
 
 # --------------------------------------------------------------------------- what stays at home
-def _kept(context: Context, counted: int) -> ClientState | None:
-    """The site's state after the last of its rounds that counted; None for a site that has not begun.
+def _kept(plan: Plan, site: Site, said: ConfigRecord, context: Context) -> ClientState | None:
+    """The site's state after the last of its rounds that counted; None for a site that has not begun, or has lost it.
 
     A site trains, and only then the server finds that it answered too late: such a round must leave no trace. So the state
-    before the last round is kept beside the one after it.
+    before the last round is kept beside the one after it. What a SuperNode forgot when it ended is read from disk.
     """
-    if DONE not in context.state:
-        return None
-    done = int(str(context.state.config_records[DONE]["round"]))
-    return nested(wire.tensors(context.state, AFTER if done == counted else BEFORE))
+    rounds = int(str(said["counted"])) + 1
+    if f"{KEPT}{rounds}" in context.state:
+        return nested(wire.tensors(context.state, f"{KEPT}{rounds}"))
+    root = _folder(plan, context)
+    run, name = str(said["run"]), site.client.name
+    return memory.load(memory.place_of(root, run, name), run, name, rounds) if root else None
 
 
-def _keep(context: Context, before: ClientState, after: ClientState, done: int) -> None:
-    context.state[BEFORE] = wire.arrays(flat(before))
-    context.state[AFTER] = wire.arrays(flat(after))
-    context.state[DONE] = ConfigRecord({"round": done})
+def _keep(plan: Plan, site: Site, said: ConfigRecord, context: Context, states: Mapping[int, ClientState]) -> None:
+    """On disk first: an answer whose state could not be kept does not count."""
+    root, run, name = _folder(plan, context), str(said["run"]), site.client.name
+    if root and any(states.values()):  # most methods have nothing to keep
+        memory.store(memory.place_of(root, run, name), run, name, states)
+    for old in [key for key in context.state if key.startswith(KEPT)]:
+        del context.state[old]
+    for rounds, state in states.items():
+        context.state[f"{KEPT}{rounds}"] = wire.arrays(flat(state))
+
+
+def _folder(plan: Plan, context: Context) -> str:
+    return str(context.node_config.get("state", plan.site_state))

@@ -24,6 +24,7 @@ def onto_simplex(values: Tensor) -> Tensor:
     >>> onto_simplex(torch.tensor([0.5, 0.8, -0.1]))
     tensor([0.3500, 0.6500, 0.0000])
     """
+    values = values - values.max()  # the point is the same, and the largest values do not swallow the one
     ordered = values.sort(descending=True).values
     excess = (ordered.cumsum(0) - 1) / torch.arange(1, len(values) + 1).to(values)
     last = int((ordered > excess).sum()) - 1
