@@ -369,7 +369,7 @@ def participation(study: Study) -> Chart | None:
         f"Who took part when, {method}, first seed: shaded is there. Rejected answers in all runs: {len(refused)}."
     )
     for one in refused[:5]:
-        caption += f" {one['client']} in round {one['round']}: {one['why']}."
+        caption += f" {one['client']} in round {one['round']}: {str(one['why']).removesuffix('.')}."
     return Chart("participation", "Participation", caption, [heat(method, grid, run.clients, 2, "took part")])
 
 
