@@ -84,12 +84,9 @@ class Source:
         return "generated" if self.generated else "downloaded when needed" if self.hub or self.addresses else "not here"
 
     def advice(self, split: str = "train") -> str:
-        """Where to get it and where to put it."""
-        folder = data_folder()
-        where = (
-            f"`{folder / self.folder}`" if folder else f"a folder `{self.folder}` below the one that {VARIABLE} names"
-        )
-        return f"get it from {self.home} and put `{self.layout.format(split=split)}` into {where}."
+        """Where to get it and where to put it. It stands in reports, too: no path of this machine."""
+        files = self.layout.format(split=split)
+        return f"get it from {self.home} and put `{files}` into a folder `{self.folder}` below the one that {VARIABLE} names."
 
     # ------------------------------------------------------------------ fetching
     def fetch(self) -> None:
