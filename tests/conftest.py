@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+os.environ.pop("COLUMNS", None)  # tables are as wide as a test says, not as the terminal that it was started in
+
 BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 

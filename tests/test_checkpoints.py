@@ -320,7 +320,7 @@ def test_an_output_folder_that_cannot_be_written_is_found_before_the_first_round
     blocked = tmp_path / "file"
     blocked.write_text("")
     rounds = []
-    with pytest.raises(EquipoiseError, match=r"Cannot write the run to .* Choose another --out"):
+    with pytest.raises(EquipoiseError, match=r"Cannot write the run to .* Choose another"):
         recorded(Job(dataset="gaussians", rounds=1), blocked / "runs", rounds.append)
     assert rounds == []
     assert blocked.read_text() == ""
