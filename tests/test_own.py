@@ -83,6 +83,11 @@ def test_a_folder_of_images_runs(folder, tmp_path, monkeypatch):
     assert np.mean([r["value"] for r in final]) > 0.8  # it learnt
 
 
+def test_arguments_are_kept_for_records_but_no_paths(table):
+    assert load_federation("gaussians(rotate=2)").arguments == "rotate=2"
+    assert load_federation(f"own(path={str(table)!r}, label='diagnosis', client='site')").arguments == ""
+
+
 def test_a_table_runs_and_its_schema_can_be_given_back(table, tmp_path, monkeypatch):
     for name, value in environment(tmp_path).items():
         monkeypatch.setenv(name, value)

@@ -122,7 +122,7 @@ def load_federation(text: str) -> Federation:
     named = NAMED.fullmatch(text)  # names of data sets may have hyphens, which the grammar of methods does not know
     call = parse_one(named[1].replace("-", "_") + (named[2] or "") if named else text, "data set")
     entry = DATASETS.find(call.name.replace("_", "-"))
-    given = ", ".join(
-        f"{name}={value!r}" for name, value in call.arguments if name != "path"
-    )  # whose data lie where is private
-    return replace(entry.function(**entry.check(dict(call.arguments))), arguments=given)
+    data = entry.function(**entry.check(dict(call.arguments)))
+    if entry.function is own:  # where somebody's files lie is not for records, which are passed on
+        return data
+    return replace(data, arguments=", ".join(f"{name}={value!r}" for name, value in call.arguments))
