@@ -72,10 +72,10 @@ OUTCOME = (
 def manifest(run: Run, status: str = "finished", why: str = "") -> dict[str, Any]:
     """All that is needed to know what a run was, and to do it again."""
     data = run.federation
-    held = [None] * len(data) if data.elsewhere else data.class_counts().tolist()  # labels may be at the sites
+    holdings = [None] * len(data) if data.elsewhere else data.class_counts().tolist()  # labels may be at the sites
     clients = [
         {"name": c.name, "domain": c.domain, "train": len(c.train), "test": len(c.test), "classes": counts}
-        for c, counts in zip(data.clients, held, strict=True)
+        for c, counts in zip(data.clients, holdings, strict=True)
     ]
     facts: dict[str, Any] = {
         "schema": SCHEMA,
