@@ -10,6 +10,7 @@ from torch.func import functional_call
 from equipoise import EquipoiseError, Federation, Method, Outputs, Training, parse, run
 from equipoise.fitting import for_each, plan
 from equipoise.models.small import MLP
+from equipoise.parts.terms import Proximal
 from equipoise.roles import Term
 from equipoise.round import begin, broadcast_of, client_round
 from equipoise.task import Task
@@ -93,10 +94,60 @@ class OnEverything(Term):
         return local.out.features.sin().mean(1) + 0.1 * sum(value.square().sum() for value in local.params.values())
 
 
+@dataclass(frozen=True)
+class Pulled(Term):
+    """`0.3 x - 0.2 theta + 1`, added to the gradient."""
+
+    @property
+    def pull(self):
+        return 0.3
+
+    def force(self, received, states):
+        return {name: 1 - 0.2 * received.params[name] for name in received.layout.names}
+
+
+@dataclass(frozen=True)
+class Pushed(Term):
+    """The same as a correction."""
+
+    def correct(self, gradients, params, received, states):
+        return {name: g + 0.3 * params[name] - 0.2 * received.params[name] + 1 for name, g in gradients.items()}
+
+
+@dataclass(frozen=True)
+class Signs(Term):
+    """A correction that is no force."""
+
+    def correct(self, gradients, params, received, states):
+        return {name: gradient.sign() for name, gradient in gradients.items()}
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("clip", [None, 0.5])
+@pytest.mark.parametrize("factored", [True, False])
+def test_a_force_is_the_correction_that_it_stands_for(momentum, clip, factored, monkeypatch):
+    if not factored:
+        monkeypatch.setattr(MLP, "stacks", False)
+    task = task_of(model="mlp(hidden=(7,))", epochs=2, batch=8, lr=0.1, momentum=momentum, weight_decay=0.01, clip=clip)
+    by_force, by_correction = (
+        updates(task, [0, 1, 2, 3], method=Method(terms=terms)).updates
+        for terms in ((Pulled(), Proximal(0.1)), (Pushed(), Proximal(0.1)))
+    )
+    torch.testing.assert_close(by_force, by_correction, rtol=1e-4, atol=1e-6)
+
+
+def test_a_correction_changes_every_gradient():
+    """Steps by the gradient's sign: every weight moves by a whole number of learning rates, or not at all."""
+    task = task_of(model="mlp(hidden=(7,))", epochs=1, batch=None, lr=0.125)
+    moved = updates(task, [0, 1], method=Method(terms=(Signs(),))).updates
+    assert set(moved.abs().round(decimals=5).unique().tolist()) <= {0.0, 0.125}
+    assert (moved != 0).float().mean() > 0.5
+
+
 @pytest.mark.parametrize("model", ["linear", "mlp(hidden=(7,))", "mlp(hidden=(5, 4, 3))"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("clients", [[0], [0, 1, 2, 3]])
-@pytest.mark.parametrize("terms", [(), (OnEverything(),)])
+@pytest.mark.parametrize("terms", [(), (OnEverything(),), (Pulled(),), (OnEverything(), Pulled())])
 def test_gradients_in_factors_are_those_of_autograd(model, momentum, clients, terms, monkeypatch):
     settings = {"epochs": 2, "batch": 8, "lr": 0.1, "momentum": momentum, "weight_decay": 0.01}
     in_factors, by_autograd = task_of(model=model, **settings), task_of(model=model, **settings)

@@ -160,7 +160,7 @@ def fit(
     values = pick(params, there)  # indexing copies
     statistics = pick(buffers, there)
     draws = _augmentation(task, ids, planned, seed, purpose, round)
-    loss_sums = torch.zeros(len(clients), device=task.device)
+    losses = torch.zeros(planned.sizes.shape[1], len(clients), device=task.device)
 
     moment = Moment(0, round, rounds, training.lr)
     if task.factored is not None and training.plain:
@@ -168,23 +168,30 @@ def fit(
     else:
         noise = partial(_noise, task, ids, seed, purpose, round)
         advance = AutogradSteps(task, terms, start, mine, values, statistics, training, noise, moment)
-    for step in range(planned.batches.shape[1]):
-        working = int(np.count_nonzero(planned.sizes[:, step]))
-        groups = []
-        for rows, size, padded in _groups(planned.sizes[:working, step], task.batch_statistics):
-            index = planned.batches[:working][rows, step, :size]
-            x, y = _samples(task, index, None if draws is None else draws[:working][rows, step, :size])
-            keep = torch.from_numpy(index >= 0).to(task.device, x.dtype) if padded else None
-            groups.append(Group(rows, index, x, y, keep))
+    same = planned.batches.strides[1] == 0 and draws is None  # the same full batch in every step
+    groups: list[Group] = []
+    changed = np.diff(planned.sizes, axis=1, prepend=-1).any(0)
+    for step, sizes in enumerate(planned.sizes.T):
+        if changed[step]:
+            working = int(np.count_nonzero(sizes))
+            together = _groups(sizes[:working], task.batch_statistics)
+            groups.clear()
+        if not same or not groups:
+            groups = [
+                _samples(task, rows, planned.batches[:working][rows, step, :size], padded,
+                         None if draws is None else draws[:working][rows, step, :size])
+                for rows, size, padded in together
+            ]  # fmt: skip
         for group, base in zip(groups, advance(step, working, groups), strict=True):
-            loss_sums[:working][group.rows] += base * torch.from_numpy((group.batch >= 0).sum(1)).to(task.device)
+            losses[step, :working][group.rows] = base
         if watch is not None and watch(step, ids, values, statistics):
             break
 
     back = torch.from_numpy(np.argsort(order)).to(task.device)
-    seen = torch.from_numpy(planned.sizes.sum(1)).to(task.device)
-    done = torch.from_numpy(planned.steps).to(task.device, loss_sums.dtype)
-    return Fitted(pick(values, back), pick(statistics, back), done[back], (loss_sums / seen)[back])
+    counts = torch.from_numpy(planned.sizes).to(task.device)
+    done = torch.from_numpy(planned.steps).to(task.device, losses.dtype)
+    loss = (losses.T * counts).sum(1) / counts.sum(1)
+    return Fitted(pick(values, back), pick(statistics, back), done[back], loss[back])
 
 
 class Group(NamedTuple):
@@ -202,9 +209,29 @@ Steps = Callable[
 ]  # (step, clients at work, groups) -> mean base losses of each group
 
 
+class Force(NamedTuple):
+    """What the terms add to the gradient of one tensor `x`: `pull * x + constant`."""
+
+    pull: float
+    constant: Tensor  # [m, ...]
+
+
+class Stack(NamedTuple):
+    """What the clients at work have, one beside the other."""
+
+    values: Tensors
+    momenta: Tensors
+    mine: Tree
+    forces: dict[str, Force]
+
+
 class FactoredSteps:
     """Plain SGD for models that give their gradient in factors: it is added to the weights by the same matrix product that
-    computes it, so that it is never stored (unless a term looks at the weights or corrects their gradient)."""
+    computes it, so that it is never stored (unless a term looks at the weights or corrects their gradient).
+
+    The network is small where this is used, and a call costs as much as a thousand numbers: what does not change between
+    two steps is looked up once.
+    """
 
     def __init__(
         self,
@@ -216,56 +243,59 @@ class FactoredSteps:
         training: Training,
         moment: Moment,
     ) -> None:
-        self.task, self.terms, self.start, self.mine, self.values = task, terms, start, mine, values
-        self.training, self.moment = training, moment
-        self.momenta = {n: torch.zeros_like(v) for n, v in values.items()} if training.momentum else {}
-        self.correcting = training.clip is not None or any(_overrides(term, "correct") for term in terms)
+        self.task, self.terms, self.start, self.training, self.moment = task, terms, start, training, moment
+        momenta = {n: torch.zeros_like(v) for n, v in values.items()} if training.momentum else {}
+        self.everyone = Stack(values, momenta, mine, _forces(terms, start, mine, len(next(iter(values.values())))))
+        self.multiplying = training.clip is not None or any(_overrides(term, "correct") for term in terms)
         self.changing = any(_overrides(term, hook) for term in terms for hook in ("base", "loss"))
+        self.scaling = _scaling(terms)
+        self.working = 0
 
     def __call__(self, step: int, working: int, groups: list[Group]) -> list[Tensor]:
         (group,) = groups  # such models have no batch statistics
-        assert self.task.factored is not None
-        at = slice(working)
-        values, momenta, mine = pick(self.values, at), pick(self.momenta, at), pick(self.mine, at)
-        forward = self.task.factored(values, group.x)
+        if working != self.working:
+            assert self.task.factored is not None
+            self.stack = pick(self.everyone, slice(working))
+            self.forward, self.working = self.task.factored(self.stack.values), working
+        forward = self.forward(group.x)
         if self.changing:
-            loss, gradient, direct = self._differentiated(step, forward.out, values, group, mine)
+            loss, gradient, direct = self._differentiated(step, forward.out, group)
         else:
-            (loss, gradient), direct = self._known(forward.out, group, mine), {}
+            (loss, gradient), direct = self._known(forward.out, group), {}
         layers = forward.back(gradient)
-        if self.correcting or direct:
+        if self.multiplying or direct:
             for i in range(working):  # one after the other: a client's gradient then stays in the cache
-                self._step_multiplied(*pick((values, momenta, mine, layers, direct), slice(i, i + 1)))
+                self._step_multiplied(*pick((self.stack, layers, direct), slice(i, i + 1)))
         else:
-            self._step_in_factors(values, momenta, layers)
+            self._step_in_factors(self.stack, layers)
         return [loss]
 
-    def _known(self, out: Outputs, group: Group, mine: Tree) -> tuple[Tensor, OutputGradient]:
+    def _known(self, out: Outputs, group: Group) -> tuple[Tensor, OutputGradient]:
         """The gradient of mean cross-entropy, times the terms' factors, with respect to the logits, whose memory it takes."""
         y, keep = group.y.unsqueeze(2), group.keep
-        own_params, own_buffers, own, _ = mine
         logarithms = torch.log_softmax(out.logits, 2)
-        share = (
-            torch.full_like(group.y, 1 / group.y.shape[1], dtype=logarithms.dtype)
-            if keep is None
-            else keep / keep.sum(1, keepdim=True)
-        )
-        loss = -(logarithms.gather(2, y).squeeze(2) * share).sum(1)
+        picked = logarithms.gather(2, y)
+        share = 1 / y.shape[1] if keep is None else (keep / keep.sum(1, keepdim=True)).unsqueeze(2)
+        loss = -(picked.mean((1, 2)) if keep is None else (picked * share).sum((1, 2)))
+        delta = logarithms.exp_().scatter_add_(2, y, torch.full_like(picked, -1.0)).mul_(share)
+        if self.scaling:
+            delta *= self._factor(loss).view(-1, 1, 1)
+        return loss, OutputGradient(delta)
+
+    def _factor(self, loss: Tensor) -> Tensor:
+        own_params, own_buffers, own, _ = self.stack.mine
         factor = torch.ones_like(loss)
-        for term in _scaling(self.terms):
+        for term in self.scaling:
             factor = factor * for_each(
                 lambda loss, *own, term=term: term.scale(loss, self.start.received(*own)), len(loss)
             )(loss, own_params, own_buffers, own)
-        delta = logarithms.exp_().scatter_add_(2, y, -torch.ones_like(share).unsqueeze(2))
-        return loss, OutputGradient(delta.mul_((share * factor.unsqueeze(1)).unsqueeze(2)))
+        return factor
 
-    def _differentiated(
-        self, step: int, out: Outputs, values: Tensors, group: Group, mine: Tree
-    ) -> tuple[Tensor, OutputGradient, Tensors]:
+    def _differentiated(self, step: int, out: Outputs, group: Group) -> tuple[Tensor, OutputGradient, Tensors]:
         """By autograd, but only back to the outputs; and what terms that look at the weights themselves add to them."""
-        out, params = tree_map(lambda tensor: tensor.detach().requires_grad_(), (out, values))
+        out, params = tree_map(lambda tensor: tensor.detach().requires_grad_(), (out, self.stack.values))
         objective = _objective(self.task, self.terms, self.start, self.moment._replace(done=step))
-        total, loss = for_each(objective, len(group.x))(out, params, group.x, group.y, group.keep, *mine)
+        total, loss = for_each(objective, len(group.x))(out, params, group.x, group.y, group.keep, *self.stack.mine)
         inputs = {"logits": out.logits, "features": out.features, **out.extra, **params}
         gradients = torch.autograd.grad(total.sum(), list(inputs.values()), allow_unused=True)
         found: dict[str, Tensor | None] = dict(zip(inputs, gradients, strict=True))
@@ -276,36 +306,37 @@ class FactoredSteps:
         direct = {name: value for name in params if (value := found[name]) is not None}
         return loss, OutputGradient(at_outputs.pop("logits"), found["features"], at_outputs), direct
 
-    def _step_multiplied(self, values: Tensors, momenta: Tensors, mine: Tree, layers: Factors, direct: Tensors) -> None:
+    def _step_multiplied(self, stack: Stack, layers: Factors, direct: Tensors) -> None:
         gradients: dict[str, Tensor | None] = {}
         for layer, (delta, x) in layers.items():
             gradients |= {f"{layer}.weight": torch.bmm(delta.mT, x), f"{layer}.bias": delta.sum(1)}
         gradients |= {name: _added(gradients[name], more) for name, more in direct.items()}
-        gradients = _corrected(gradients, values, self.terms, self.start, mine, 1)
+        gradients = _corrected(gradients, stack.values, self.terms, self.start, stack.mine, stack.forces, 1)
         if self.training.clip is not None:
             gradients = _clipped(gradients, self.training.clip)
         lr, decay, momentum = self.training.lr, self.training.weight_decay, self.training.momentum
         for name, gradient in cast(Tensors, gradients).items():
             if decay:
-                gradient = gradient.add(values[name], alpha=decay)
+                gradient = gradient.add(stack.values[name], alpha=decay)
             if momentum:
-                gradient = momenta[name].mul_(momentum).add_(gradient)
-            values[name].sub_(gradient, alpha=lr)
+                gradient = stack.momenta[name].mul_(momentum).add_(gradient)
+            stack.values[name].sub_(gradient, alpha=lr)
 
-    def _step_in_factors(self, values: Tensors, momenta: Tensors, layers: Factors) -> None:
-        lr, decay, momentum = self.training.lr, self.training.weight_decay, self.training.momentum
-        for name, (delta, inputs) in layers.items():
-            weight, bias = f"{name}.weight", f"{name}.bias"
-            if momentum:
-                momenta[weight].baddbmm_(delta.mT, inputs, beta=momentum)
-                momenta[bias].mul_(momentum).add_(delta.sum(1))
-                for tensor in (weight, bias):
-                    if decay:
-                        momenta[tensor].add_(values[tensor], alpha=decay)
-                    values[tensor].add_(momenta[tensor], alpha=-lr)
-            else:
-                values[weight].baddbmm_(delta.mT, inputs, beta=1 - lr * decay, alpha=-lr)
-                values[bias].mul_(1 - lr * decay).sub_(delta.sum(1), alpha=lr)
+    def _step_in_factors(self, stack: Stack, layers: Factors) -> None:
+        lr, momentum = self.training.lr, self.training.momentum
+        for layer, (delta, inputs) in layers.items():
+            for name in (f"{layer}.weight", f"{layer}.bias"):
+                value, force = stack.values[name], stack.forces.get(name)
+                pull = self.training.weight_decay + (0.0 if force is None else force.pull)
+                changed, kept, rate = (stack.momenta[name], momentum, 1.0) if momentum else (value, 1 - lr * pull, -lr)
+                if name.endswith("weight"):
+                    changed.baddbmm_(delta.mT, inputs, beta=kept, alpha=rate)
+                else:
+                    (changed if kept == 1 else changed.mul_(kept)).add_(delta.sum(1), alpha=rate)
+                if force is not None:
+                    changed.add_(force.constant, alpha=rate)
+                if momentum:
+                    value.sub_(changed.add_(value, alpha=pull) if pull else changed, alpha=lr)
 
 
 class AutogradSteps:
@@ -325,6 +356,7 @@ class AutogradSteps:
     ) -> None:
         self.task, self.terms, self.start, self.mine, self.training = task, terms, start, mine, training
         self.values, self.statistics, self.noise, self.moment = values, statistics, noise, moment
+        self.forces = _forces(terms, start, mine, len(next(iter(values.values()))))
         self.leaves: Tensors = {}
         self.optimiser: torch.optim.Optimizer | None = None
         self.working = 0
@@ -363,7 +395,8 @@ class AutogradSteps:
                 self.statistics[name][:working][group.rows] = value
             bases.append(base)
         values = {name: leaf.detach() for name, leaf in self.leaves.items()}
-        gradients = _corrected(gradients, values, self.terms, self.start, at_work, working)
+        forces = pick(self.forces, slice(working))
+        gradients = _corrected(gradients, values, self.terms, self.start, at_work, forces, working)
         if self.training.clip is not None:
             gradients = _clipped(gradients, self.training.clip)
         for name, leaf in self.leaves.items():
@@ -466,13 +499,14 @@ def _groups(sizes: Integers, apart: bool) -> list[tuple[slice | Integers, int, b
     return [(np.flatnonzero(sizes == size), int(size), False) for size in np.unique(sizes)[::-1]]
 
 
-def _samples(task: Task, index: Integers, draws: Tensor | None) -> tuple[Tensor, Tensor]:
+def _samples(task: Task, rows: slice | Integers, index: Integers, padded: bool, draws: Tensor | None) -> Group:
     """Prepared samples and labels of stacked batches; padding repeats the sample at position 0."""
-    flat = torch.from_numpy(index.clip(min=0).reshape(-1)).to(task.device)
     data = task.federation
-    x = data.x.index_select(0, flat)  # takes half the time of `data.x[flat]`
+    flat = torch.from_numpy((index.clip(min=0) if padded else index).reshape(-1)).to(task.device)
+    x, y = data.x.index_select(0, flat), data.y.index_select(0, flat)  # takes half the time of `data.x[flat]`
     x = data.preparation.evaluation(x) if draws is None else data.preparation.training(x, draws.flatten(0, 1))
-    return x.view(*index.shape, *x.shape[1:]), data.y[flat].view(index.shape)
+    keep = torch.from_numpy(index >= 0).to(task.device, x.dtype) if padded else None
+    return Group(rows, index, x.view(*index.shape, *x.shape[1:]), y.view(index.shape), keep)
 
 
 def _augmentation(task: Task, ids: Sequence[int], planned: Plan, seed: int, purpose: str, round: int) -> Tensor | None:
@@ -525,14 +559,38 @@ def _added(total: Tensor | None, gradient: Tensor | None) -> Tensor | None:
     return total + gradient
 
 
+def _forces(terms: Sequence[Term], start: Start, mine: Tree, count: int) -> dict[str, Force]:
+    """The sum of the terms' forces. They do not change during a round."""
+    forces: dict[str, Force] = {}
+    for term in terms:
+        if not _overrides(term, "force"):
+            continue
+
+        def force(_: Tensor, *mine: Tree, term: Term = term) -> Tensors:
+            return term.force(start.received(*mine[:3]), mine[3])
+
+        for name, constant in for_each(force, count)(torch.zeros(count), *mine).items():
+            before = forces.get(name, Force(0.0, torch.zeros(())))
+            forces[name] = Force(
+                before.pull + term.pull, constant if name not in forces else before.constant + constant
+            )
+    return forces
+
+
 def _corrected(
     gradients: Mapping[str, Tensor | None],
     params: Tensors,
     terms: Sequence[Term],
     start: Start,
     mine: Tree,
+    forces: Mapping[str, Force],
     count: int,
 ) -> dict[str, Tensor | None]:
+    """With the terms' forces, then with their corrections."""
+    pushed = {name: (force, value) for name, force in forces.items() if (value := gradients[name]) is not None}
+    gradients = {**gradients} | {
+        name: value.add(force.constant).add_(params[name], alpha=force.pull) for name, (force, value) in pushed.items()
+    }
     correcting = [term for term in terms if _overrides(term, "correct")]
     if not correcting:
         return dict(gradients)

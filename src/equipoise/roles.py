@@ -124,8 +124,20 @@ class Term(ClientPart):
         """A factor on the whole local loss, constant for its gradient; `loss` is the batch's mean base loss."""
         return torch.ones_like(loss)
 
+    @property
+    def pull(self) -> float:
+        """See `force`."""
+        return 0.0
+
+    def force(self, received: Received, states: ClientState) -> Tensors:
+        """What is added to the gradient of the tensors it names, together with `pull` times the tensor itself, after `scale`.
+
+        It is asked for once a round. A penalty whose gradient is `pull * x + force` is much quicker here than as a loss.
+        """
+        return {}
+
     def correct(self, gradients: Tensors, params: Tensors, received: Received, states: ClientState) -> Tensors:
-        """Correct the gradient, after `scale`. A penalty whose gradient is known is quicker here than as a loss."""
+        """Correct the gradient in a way that is no force, after all forces."""
         return gradients
 
     def finish(self, trained: Trained) -> Tensors:

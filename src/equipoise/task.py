@@ -122,8 +122,9 @@ class Task:
         return self._of_the_model("stacked")
 
     @cached_property
-    def factored(self) -> Callable[..., Factored] | None:
-        """The model's own gradient with stacked weights, in factors, where it has one (see `models.small.MLP`)."""
+    def factored(self) -> Callable[[Tensors], Callable[[Tensor], Factored]] | None:
+        """The model's own gradient with stacked weights, in factors, where it has one (see `models.small.MLP`): a function
+        of parameters, which may change in place between two passes, that gives a function of samples."""
         return self._of_the_model("factored")
 
     def _of_the_model(self, function: str) -> Callable[..., Any] | None:

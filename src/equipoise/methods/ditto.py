@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -33,22 +34,27 @@ class Twin(nn.Module):
         return getattr(self.model, "stacks", False)
 
     def stacked(self, params: Tensors, x: Tensor) -> Outputs:
-        return self.factored(params, x).out
+        return self.factored(params)(x).out
 
-    def factored(self, params: Tensors, x: Tensor) -> Factored:
+    def factored(self, params: Tensors) -> Callable[[Tensor], Factored]:
         """Two passes side by side, and two ways back."""
 
-        def of(model: Any, prefix: str) -> Factored:
-            return model.factored({n.removeprefix(prefix): v for n, v in params.items() if n.startswith(prefix)}, x)
+        def of(model: Any, prefix: str) -> Callable[[Tensor], Factored]:
+            return model.factored({n.removeprefix(prefix): v for n, v in params.items() if n.startswith(prefix)})
 
-        shared, personal = of(self.model, "model."), of(self.personal, "personal.")
+        global_model, personal_model = of(self.model, "model."), of(self.personal, "personal.")
 
-        def back(gradient: OutputGradient) -> Factors:
-            layers = {f"model.{name}": pair for name, pair in shared.back(gradient).items()}
-            own = personal.back(OutputGradient(gradient.extra[PERSONAL_LOGITS]))
-            return layers | {f"personal.{name}": pair for name, pair in own.items()}
+        def forward(x: Tensor) -> Factored:
+            shared, personal = global_model(x), personal_model(x)
 
-        return Factored(shared.out._replace(extra={PERSONAL_LOGITS: personal.out.logits}), back)
+            def back(gradient: OutputGradient) -> Factors:
+                layers = {f"model.{name}": pair for name, pair in shared.back(gradient).items()}
+                own = personal.back(OutputGradient(gradient.extra[PERSONAL_LOGITS]))
+                return layers | {f"personal.{name}": pair for name, pair in own.items()}
+
+            return Factored(shared.out._replace(extra={PERSONAL_LOGITS: personal.out.logits}), back)
+
+        return forward
 
 
 @dataclass(frozen=True)
@@ -92,12 +98,14 @@ class PersonalLoss(Term):
     def loss(self, local: Local) -> Tensor:
         return F.cross_entropy(local.out.extra[PERSONAL_LOGITS], local.y, reduction="none")
 
-    def correct(self, gradients: Tensors, params: Tensors, received: Received, states: ClientState) -> Tensors:
-        def centre(name: str) -> Tensor:
-            return received.params["model." + name.removeprefix("personal.")]
+    @property
+    def pull(self) -> float:
+        return self.lam
 
-        own = {name for name in gradients if name.startswith("personal.")}
-        return {n: g + self.lam * (params[n] - centre(n)) if n in own else g for n, g in gradients.items()}
+    def force(self, received: Received, states: ClientState) -> Tensors:
+        """`-lam theta`, for the personal copy of every tensor of the global model."""
+        given = {name.removeprefix("model."): v for name, v in received.params.items() if name.startswith("model.")}
+        return {f"personal.{name}": -self.lam * value for name, value in given.items()}
 
 
 @register(

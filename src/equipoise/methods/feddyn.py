@@ -26,9 +26,8 @@ class LinearTerm(Term):
         zero = torch.zeros_like(beginning.received.layout.join(beginning.received.params))
         return [{"gradient": zero} for _ in beginning.clients]
 
-    def correct(self, gradients: Tensors, params: Tensors, received: Received, states: ClientState) -> Tensors:
-        own = received.layout.split(states[self.key]["gradient"])
-        return {name: g - own[name] if name in own else g for name, g in gradients.items()}
+    def force(self, received: Received, states: ClientState) -> Tensors:
+        return received.layout.split(-states[self.key]["gradient"])
 
     def finish(self, trained: Trained) -> Tensors:
         moved = trained.layout.join(trained.params) - trained.layout.join(trained.received.params)

@@ -41,10 +41,9 @@ class ControlVariates(Term):
         zero = torch.zeros_like(beginning.received.layout.join(beginning.received.params))
         return [{"control": zero} for _ in beginning.clients]
 
-    def correct(self, gradients: Tensors, params: Tensors, received: Received, states: ClientState) -> Tensors:
+    def force(self, received: Received, states: ClientState) -> Tensors:
         own = states[self.key]["control"]
-        difference = received.layout.split(received.shared.get("control", torch.zeros_like(own)) - own)
-        return {name: g + difference[name] if name in difference else g for name, g in gradients.items()}
+        return received.layout.split(received.shared.get("control", torch.zeros_like(own)) - own)
 
     def finish(self, trained: Trained) -> Tensors:
         own = trained.states[self.key]["control"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import prod
 
@@ -40,38 +40,35 @@ class MLP(nn.Module):
 
     def stacked(self, params: Tensors, x: Tensor) -> Outputs:
         """Outputs with a leading client axis."""
-        features = self._stacked_layers(params, x)[-1]
-        return Outputs(_stacked_linear("head", params, features), features)
+        return self.factored(params)(x).out
 
-    def factored(self, params: Tensors, x: Tensor) -> Factored:
+    def factored(self, params: Tensors) -> Callable[[Tensor], Factored]:
         """The same, with the way back."""
-        inputs = self._stacked_layers(params, x)
         names = [*(f"body.{i}" for i in range(0, len(self.body), 2)), "head"]
+        weights = [params[f"{name}.weight"] for name in names]
+        turned = [weight.mT for weight in weights]
+        biases = [params[f"{name}.bias"].unsqueeze(1) for name in names]
 
-        def back(gradient: OutputGradient) -> Factors:
-            delta = gradient.logits
-            layers = {"head": (delta, inputs[-1])}
-            for i in range(len(names) - 1, 0, -1):
-                delta = torch.bmm(delta, params[f"{names[i]}.weight"])
-                if i == len(names) - 1 and gradient.features is not None:
-                    delta += gradient.features
-                # what autograd does for ReLU: a mask and a product would take five times as long
-                delta = torch.ops.aten.threshold_backward(delta, inputs[i], 0)
-                layers[names[i - 1]] = (delta, inputs[i - 1])
-            return layers
+        def forward(x: Tensor) -> Factored:
+            inputs = [x.flatten(2)]  # of every layer
+            for i in range(len(names) - 1):
+                inputs.append(torch.baddbmm(biases[i], inputs[i], turned[i]).relu_())
 
-        return Factored(Outputs(_stacked_linear("head", params, inputs[-1]), inputs[-1]), back)
+            def back(gradient: OutputGradient) -> Factors:
+                delta = gradient.logits
+                layers = {"head": (delta, inputs[-1])}
+                for i in range(len(names) - 1, 0, -1):
+                    delta = torch.bmm(delta, weights[i])
+                    if i == len(names) - 1 and gradient.features is not None:
+                        delta += gradient.features
+                    # what autograd does for ReLU, in place: a mask and a product would take five times as long
+                    torch.ops.aten.threshold_backward(delta, inputs[i], 0, grad_input=delta)
+                    layers[names[i - 1]] = (delta, inputs[i - 1])
+                return layers
 
-    def _stacked_layers(self, params: Tensors, x: Tensor) -> list[Tensor]:
-        """What each layer sees."""
-        seen = [x.flatten(2)]
-        for i in range(0, len(self.body), 2):
-            seen.append(torch.relu_(_stacked_linear(f"body.{i}", params, seen[-1])))
-        return seen
+            return Factored(Outputs(torch.baddbmm(biases[-1], inputs[-1], turned[-1]), inputs[-1]), back)
 
-
-def _stacked_linear(name: str, params: Tensors, x: Tensor) -> Tensor:
-    return torch.baddbmm(params[f"{name}.bias"].unsqueeze(1), x, params[f"{name}.weight"].mT)
+        return forward
 
 
 class Probabilities(nn.Module):

@@ -17,12 +17,12 @@ class Proximal(Term):
 
     mu: float
 
-    def correct(self, gradients: Tensors, params: Tensors, received: Received, states: ClientState) -> Tensors:
-        shared = set(received.layout.names)
-        return {
-            name: g + self.mu * (params[name] - received.params[name]) if name in shared else g
-            for name, g in gradients.items()
-        }
+    @property
+    def pull(self) -> float:
+        return self.mu
+
+    def force(self, received: Received, states: ClientState) -> Tensors:
+        return {name: -self.mu * received.params[name] for name in received.layout.names}
 
 
 def unit(vectors: Tensor) -> Tensor:
