@@ -6,7 +6,7 @@ A term never sees a client axis. For one client its function is called directly;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -21,9 +21,9 @@ from equipoise import seeds
 from equipoise.models.pixels import pixelwise
 from equipoise.roles import Term
 from equipoise.seeds import Integers
-from equipoise.task import Mode, Task
+from equipoise.task import EVALUATION_BATCH, Mode, Task
 from equipoise.training import Training
-from equipoise.types import ClientState, Factors, Layout, Local, OutputGradient, Outputs, Received, Tensors
+from equipoise.types import ClientState, Factors, Layout, Local, Model, OutputGradient, Outputs, Received, Tensors
 
 Tree = Any  # tensors in nested dicts, tuples and lists; other leaves are left alone
 
@@ -50,8 +50,14 @@ def for_each(function: Callable[..., Tree], count: int) -> Callable[..., Tree]:
     if count > 1:
 
         def vectorised(*args: Tree) -> Tree:
-            axes = tuple(tree_map(lambda _: 0, arg) for arg in args)
-            return vmap(function, in_dims=axes)(*args)
+            tensors: list[Tensor] = []
+            tree_map(tensors.append, args)
+
+            def of_tensors(*slices: Tensor) -> Tree:
+                following = iter(slices)
+                return function(*tree_map(lambda _: next(following), args))
+
+            return vmap(of_tensors)(*tensors)  # a tree of arguments would take it twice as long
 
         return vectorised
 
@@ -67,8 +73,21 @@ class Plan(NamedTuple):
     """The batches of several clients: positions in the pool, -1 for padding."""
 
     batches: Integers  # [m, steps, batch]
+    places: Integers  # [m, steps, batch], the same as positions among the client's own samples, 0 for padding
     sizes: Integers  # [m, steps], true batch sizes; 0 when the client is done
     steps: Integers  # [m]
+
+    @property
+    def repeats(self) -> bool:
+        """Whether all steps have the same batch, which then lies in memory once."""
+        return self.batches.strides[1] == 0
+
+    def ordered(self, order: Integers) -> Plan:
+        """The clients in another order."""
+        if not self.repeats:
+            return Plan(*(value[order] for value in self))
+        once = [np.broadcast_to(value[order, :1], value.shape) for value in (self.batches, self.places)]
+        return Plan(once[0], once[1], self.sizes[order], self.steps[order])
 
 
 def plan(task: Task, clients: Sequence[int], training: Training, *path: int | str) -> Plan:
@@ -82,9 +101,11 @@ def plan(task: Task, clients: Sequence[int], training: Training, *path: int | st
     epochs = int((-(-steps // per_epoch)).max())
     if (size == n).all():  # full batches need no order, and all steps are the same
         entry = np.arange(n.max())
-        batch = np.where(entry < n[:, None], pool[np.minimum(starts[ids][:, None] + entry, len(pool) - 1)], -1)
-        shape = (len(ids), int(steps.max()))
-        return Plan(np.broadcast_to(batch[:, None], (*shape, n.max())), np.broadcast_to(n[:, None], shape), steps)
+        place = np.where(entry < n[:, None], entry, 0)
+        batch = np.where(entry < n[:, None], pool[starts[ids][:, None] + place], -1)
+        shape = (len(ids), int(steps.max()), n.max())
+        whole = [np.broadcast_to(value[:, None], shape) for value in (batch, place)]
+        return Plan(whole[0], whole[1], np.where(np.arange(shape[1]) < steps[:, None], n[:, None], 0), steps)
     order = seeds.permutations(n, epochs, [seeds.key(*path, client) for client in clients])
     order[size == n] = np.arange(n.max())
     # Step s of a client takes places [j, j + 1) * size of its epoch's order, j = s modulo its steps an epoch.
@@ -94,8 +115,9 @@ def plan(task: Task, clients: Sequence[int], training: Training, *path: int | st
     real = (place < n[:, None, None]) & (slot < size[:, None, None]) & (s < steps[:, None])[:, :, None]
     row = np.arange(len(ids))[:, None, None]
     chosen = order[row, np.minimum(epoch, epochs - 1)[:, :, None], np.minimum(place, n.max() - 1)]
-    batches = np.where(real, pool[np.where(real, starts[ids][:, None, None] + chosen, 0)], -1)
-    return Plan(batches, real.sum(2), steps)
+    places = np.where(real, chosen, 0)
+    batches = np.where(real, pool[starts[ids][:, None, None] + places], -1)
+    return Plan(batches, places, real.sum(2), steps)
 
 
 # --------------------------------------------------------------------------- the loop
@@ -153,13 +175,14 @@ def fit(
     planned = plan(task, clients, training, seed, purpose, round)
     # Clients with the most steps first: those still at work are always the first ones of the stack.
     order = np.argsort(-planned.steps, kind="stable")
-    planned = Plan(*(value[order] for value in planned))
+    planned = planned.ordered(order)
     ids = [clients[i] for i in order]
     there = torch.from_numpy(order).to(task.device)
     mine = pick(start.per_client, there)
     values = pick(params, there)  # indexing copies
     statistics = pick(buffers, there)
     draws = _augmentation(task, ids, planned, seed, purpose, round)
+    frozen = _frozen(task, terms, start, ids, mine, int(planned.sizes.sum())) if draws is None else {}
     losses = torch.zeros(planned.sizes.shape[1], len(clients), device=task.device)
 
     moment = Moment(0, round, rounds, training.lr)
@@ -168,9 +191,9 @@ def fit(
     else:
         noise = partial(_noise, task, ids, seed, purpose, round)
         advance = AutogradSteps(task, terms, start, mine, values, statistics, training, noise, moment)
-    same = planned.batches.strides[1] == 0 and draws is None  # the same full batch in every step
+    same = planned.repeats and draws is None
     groups: list[Group] = []
-    changed = np.diff(planned.sizes, axis=1, prepend=-1).any(0)
+    changed = np.any(np.diff(planned.sizes, axis=1, prepend=-1), axis=0).tolist()
     for step, sizes in enumerate(planned.sizes.T):
         if changed[step]:
             working = int(np.count_nonzero(sizes))
@@ -179,7 +202,8 @@ def fit(
         if not same or not groups:
             groups = [
                 _samples(task, rows, planned.batches[:working][rows, step, :size], padded,
-                         None if draws is None else draws[:working][rows, step, :size])
+                         None if draws is None else draws[:working][rows, step, :size],
+                         _looked_up(frozen, planned.places[:working, step, :size], rows))
                 for rows, size, padded in together
             ]  # fmt: skip
         for group, base in zip(groups, advance(step, working, groups), strict=True):
@@ -202,6 +226,7 @@ class Group(NamedTuple):
     x: Tensor
     y: Tensor
     keep: Tensor | None
+    frozen: Tensors  # features by models that do not change, [rows, batch, width], where they are known already
 
 
 Steps = Callable[
@@ -295,7 +320,9 @@ class FactoredSteps:
         """By autograd, but only back to the outputs; and what terms that look at the weights themselves add to them."""
         out, params = tree_map(lambda tensor: tensor.detach().requires_grad_(), (out, self.stack.values))
         objective = _objective(self.task, self.terms, self.start, self.moment._replace(done=step))
-        total, loss = for_each(objective, len(group.x))(out, params, group.x, group.y, group.keep, *self.stack.mine)
+        total, loss = for_each(objective, len(group.x))(
+            _cross_entropy(out, group.y), out, params, group.x, group.y, group.keep, group.frozen, *self.stack.mine
+        )
         inputs = {"logits": out.logits, "features": out.features, **out.extra, **params}
         gradients = torch.autograd.grad(total.sum(), list(inputs.values()), allow_unused=True)
         found: dict[str, Tensor | None] = dict(zip(inputs, gradients, strict=True))
@@ -383,10 +410,11 @@ class AutogradSteps:
             )(
                 self.leaves if everyone else pick(self.leaves, group.rows),
                 pick(pick(self.statistics, slice(working)), group.rows),
+                self.noise(np.arange(working)[group.rows].tolist(), group.batch, step),
                 group.x,
                 group.y,
                 group.keep,
-                self.noise(np.arange(working)[group.rows].tolist(), group.batch, step),
+                group.frozen,
                 *pick(at_work, group.rows),
             )
             found = torch.autograd.grad(total.sum(), list(self.leaves.values()), allow_unused=True)
@@ -415,26 +443,29 @@ class Moment(NamedTuple):
 
 
 def _objective(task: Task, terms: Sequence[Term], start: Start, moment: Moment) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The local loss of one client on one batch, from the outputs of its model: (total, base)."""
+    """The local loss of one client on one batch, from its cross-entropies and the outputs of its model: (total, base)."""
 
     def objective(
+        losses: Tensor,
         out: Outputs,
         params: Tensors,
         x: Tensor,
         y: Tensor,
         keep: Tensor | None,
+        frozen: Tensors,
         own_params: Tensors,
         own_buffers: Tensors,
         own: Tensors,
         states: ClientState,
     ) -> tuple[Tensor, Tensor]:
-        def frozen(params: Tensors, buffers: Tensors) -> Outputs:
-            with torch.no_grad():
-                return task.apply(params, buffers, x)
-
         received = start.received(own_params, own_buffers, own)
+        if not frozen:
+            with torch.no_grad():
+                frozen = {
+                    name: task.apply(model.params, model.buffers, x).features
+                    for name, model in _asked(terms, received, states).items()
+                }
         local = Local(out, x, y, keep, params, received, states, *moment, frozen)
-        losses = F.cross_entropy(out.logits, y, reduction="none")
         base = local.mean(losses.detach())
         for term in terms:
             losses = term.base(losses, local)
@@ -450,6 +481,11 @@ def _objective(task: Task, terms: Sequence[Term], start: Start, moment: Moment) 
     return objective
 
 
+def _cross_entropy(out: Outputs, y: Tensor) -> Tensor:
+    """Of stacked batches, `[m, batch]`. Under `vmap` it would take several times as long."""
+    return F.cross_entropy(out.logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+
+
 def _losses(
     task: Task, terms: Sequence[Term], start: Start, moment: Moment, mode: Mode, count: int
 ) -> Callable[..., tuple[Tensor, Tensor, Tensors]]:
@@ -457,21 +493,22 @@ def _losses(
     objective = _objective(task, terms, start, moment)
 
     def alone(
-        params: Tensors, buffers: Tensors, x: Tensor, y: Tensor, keep: Tensor | None, noise: Tensors, *own: Tree
+        params: Tensors, buffers: Tensors, noise: Tensors, x: Tensor, y: Tensor, *rest: Tree
     ) -> tuple[Tensor, Tensor, Tensors]:
         stored, images = tree_map(pixelwise, (params, x)) if count == 1 else (params, x)
         out, buffers = task.forward(stored, buffers, images, mode, noise)
-        return *objective(out, params, x, y, keep, *own), buffers
+        losses = F.cross_entropy(out.logits, y, reduction="none")
+        return *objective(losses, out, params, x, y, *rest), buffers
 
     def together(
-        params: Tensors, buffers: Tensors, x: Tensor, y: Tensor, keep: Tensor | None, noise: Tensors, *own: Tree
+        params: Tensors, buffers: Tensors, noise: Tensors, x: Tensor, y: Tensor, keep: Tensor | None, *rest: Tree
     ) -> tuple[Tensor, Tensor, Tensors]:
         """For a model that can be evaluated with stacked weights by itself: only the terms are vectorised."""
         assert task.stacked is not None
         out = task.stacked(params, x)
+        losses = _cross_entropy(out, y)
         if terms:
-            return *for_each(objective, count)(out, params, x, y, keep, *own), buffers
-        losses = F.cross_entropy(out.logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
+            return *for_each(objective, count)(losses, out, params, x, y, keep, *rest), buffers
         means = losses.mean(1) if keep is None else (losses * keep).sum(1) / keep.sum(1)
         return means, means.detach(), buffers
 
@@ -499,14 +536,73 @@ def _groups(sizes: Integers, apart: bool) -> list[tuple[slice | Integers, int, b
     return [(np.flatnonzero(sizes == size), int(size), False) for size in np.unique(sizes)[::-1]]
 
 
-def _samples(task: Task, rows: slice | Integers, index: Integers, padded: bool, draws: Tensor | None) -> Group:
+def _samples(
+    task: Task, rows: slice | Integers, index: Integers, padded: bool, draws: Tensor | None, frozen: Tensors
+) -> Group:
     """Prepared samples and labels of stacked batches; padding repeats the sample at position 0."""
     data = task.federation
-    flat = torch.from_numpy((index.clip(min=0) if padded else index).reshape(-1)).to(task.device)
+    flat = torch.from_numpy((index.clip(min=0) if padded else index).flatten()).to(task.device)
     x, y = data.x.index_select(0, flat), data.y.index_select(0, flat)  # takes half the time of `data.x[flat]`
     x = data.preparation.evaluation(x) if draws is None else data.preparation.training(x, draws.flatten(0, 1))
     keep = torch.from_numpy(index >= 0).to(task.device, x.dtype) if padded else None
-    return Group(rows, index, x.view(*index.shape, *x.shape[1:]), y.view(index.shape), keep)
+    return Group(rows, index, x.view(*index.shape, *x.shape[1:]), y.view(index.shape), keep, frozen)
+
+
+@torch.no_grad()
+def _frozen(task: Task, terms: Sequence[Term], start: Start, ids: Sequence[int], mine: Tree, visits: int) -> Tensors:
+    """Features of all the clients' samples by the models that the terms ask for, `[m, samples, width]`.
+
+    Nothing where a sample's features depend on its batch, or where fewer samples will be visited than there are.
+    """
+    _, starts = task.federation.training_positions
+    in_batches = task.evaluates_in_batches or task.noise_in_evaluation or visits < np.diff(starts)[ids].sum()
+    if in_batches or not any(_overrides(term, "frozen") for term in terms):
+        return {}
+    count = len(ids)
+
+    def models_of(_: Tensor, *mine: Tree) -> dict[str, Model]:
+        return _asked(terms, start.received(*mine[:3]), mine[3])
+
+    def features_of(model: Model, x: Tensor) -> Tensor:
+        stored, images = tree_map(pixelwise, (model.params, x)) if count == 1 else (model.params, x)
+        return task.apply(stored, model.buffers, images).features
+
+    found: Tensors = {}
+    models = for_each(models_of, count)(torch.zeros(count), *mine)
+    for name, model in models.items():
+        parts = []
+        for x in _everything(task, ids):
+            if task.stacked is not None:
+                parts.append(task.stacked(model.params, x).features)
+            else:
+                parts.append(for_each(features_of, count)(model, x))
+        found[name] = torch.cat(parts, 1)
+    return found
+
+
+def _asked(terms: Sequence[Term], received: Received, states: ClientState) -> dict[str, Model]:
+    return {name: model for term in terms for name, model in term.frozen(received, states).items()}
+
+
+def _everything(task: Task, ids: Sequence[int]) -> Iterator[Tensor]:
+    """All training samples of these clients, prepared for evaluation, `[m, some, ...]` at a time, the shorter ones padded."""
+    pool, starts = task.federation.training_positions
+    first, n = starts[:-1][ids], np.diff(starts)[ids]
+    for at in range(0, n.max(), EVALUATION_BATCH):
+        places = np.arange(at, min(at + EVALUATION_BATCH, n.max()))
+        index = pool[first[:, None] + np.minimum(places, n[:, None] - 1)]
+        x = task.federation.x.index_select(0, torch.from_numpy(index.reshape(-1)).to(task.device))
+        yield task.federation.preparation.evaluation(x).view(*index.shape, *x.shape[1:])
+
+
+def _looked_up(frozen: Tensors, places: Integers, rows: slice | Integers) -> Tensors:
+    """The features of the samples at these places, for some of the clients at work."""
+    found: Tensors = {}
+    for name, value in frozen.items():
+        index = (places + np.arange(len(places))[:, None] * value.shape[1])[rows]
+        flat = value.flatten(0, 1).index_select(0, torch.from_numpy(index.flatten()).to(value.device))
+        found[name] = flat.view(*index.shape, -1)
+    return found
 
 
 def _augmentation(task: Task, ids: Sequence[int], planned: Plan, seed: int, purpose: str, round: int) -> Tensor | None:

@@ -13,6 +13,7 @@ from equipoise.types import (
     ClientState,
     Local,
     Merged,
+    Model,
     Received,
     Reports,
     Round,
@@ -123,6 +124,11 @@ class Term(ClientPart):
     def scale(self, loss: Tensor, received: Received) -> Tensor:
         """A factor on the whole local loss, constant for its gradient; `loss` is the batch's mean base loss."""
         return torch.ones_like(loss)
+
+    def frozen(self, received: Received, states: ClientState) -> dict[str, Model]:
+        """Models that do not change during a round, and whose features of the batch (in eval mode, without gradient) the term
+        finds in `local.frozen` under the same names. It is asked for once a round."""
+        return {}
 
     @property
     def pull(self) -> float:

@@ -222,6 +222,13 @@ class Replies:
 
 
 # --------------------------------------------------------------------------- the client's side
+class Model(NamedTuple):
+    """The tensors of one model."""
+
+    params: Tensors
+    buffers: Tensors
+
+
 class Received(NamedTuple):
     """What one client starts a round from."""
 
@@ -246,7 +253,7 @@ class Local(NamedTuple):
     round: int
     rounds: int
     lr: float
-    apply: Callable[[Tensors, Tensors], Outputs]  # (params, buffers) -> outputs on this batch, eval mode, no gradient
+    frozen: Mapping[str, Tensor]  # features of this batch by the models that the terms asked for with `Term.frozen`
 
     def mean(self, values: Tensor) -> Tensor:
         """Mean over the batch, padding left out; a scalar stays as it is."""

@@ -10,14 +10,15 @@ from torch import Tensor
 from equipoise.grammar import require
 from equipoise.method import Method, register
 from equipoise.parts.projection import Projection
+from equipoise.parts.terms import unit
 from equipoise.roles import Beginning, Term
-from equipoise.types import Local, Tensors, Trained
+from equipoise.types import ClientState, Local, Model, Received, Tensors, Trained
 
 
 def contrast(z: Tensor, z_global: Tensor, z_previous: Tensor, tau: float) -> Tensor:
     """`-log softmax` of the similarity with the global features against that with the previous ones, `[batch]`."""
-    near, far = (F.cosine_similarity(z, other) / tau for other in (z_global, z_previous))
-    return F.softplus(far - near)
+    farther = (unit(z) * (unit(z_previous) - unit(z_global))).sum(-1)  # the difference of the two cosines
+    return F.softplus(farther / tau)
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,18 @@ class ModelContrast(Term):
         first = _flattened(beginning.received.params, beginning.received.buffers)
         return [first for _ in beginning.clients]
 
+    def frozen(self, received: Received, states: ClientState) -> dict[str, Model]:
+        if not self.mu:
+            return {}
+        previous = states[self.key]
+        params = {name: previous[f"parameter {name}"] for name in received.params}
+        buffers = {name: previous[f"buffer {name}"] for name in received.buffers}
+        return {"received": Model(received.params, received.buffers), "previous": Model(params, buffers)}
+
     def loss(self, local: Local) -> Tensor | None:
         if not self.mu:
             return None
-        previous = local.states[self.key]
-        params = {name: previous[f"parameter {name}"] for name in local.received.params}
-        buffers = {name: previous[f"buffer {name}"] for name in local.received.buffers}
-        received = local.apply(local.received.params, local.received.buffers).features
-        return self.mu * contrast(local.out.features, received, local.apply(params, buffers).features, self.tau)
+        return self.mu * contrast(local.out.features, local.frozen["received"], local.frozen["previous"], self.tau)
 
     def finish(self, trained: Trained) -> Tensors:
         return _flattened(trained.params, trained.buffers)
