@@ -271,7 +271,7 @@ class FactoredSteps:
         self.task, self.terms, self.start, self.training, self.moment = task, terms, start, training, moment
         momenta = {n: torch.zeros_like(v) for n, v in values.items()} if training.momentum else {}
         self.everyone = Stack(values, momenta, mine, _forces(terms, start, mine, len(next(iter(values.values())))))
-        self.multiplying = training.clip is not None or any(_overrides(term, "correct") for term in terms)
+        self.correcting = any(_overrides(term, "correct") for term in terms)
         self.changing = any(_overrides(term, hook) for term in terms for hook in ("base", "loss"))
         self.scaling = _scaling(terms)
         self.working = 0
@@ -287,12 +287,12 @@ class FactoredSteps:
             loss, gradient, direct = self._differentiated(step, forward.out, group)
         else:
             (loss, gradient), direct = self._known(forward.out, group), {}
-        layers = forward.back(gradient)
-        if self.multiplying or direct:
+        layers, clip = forward.back(gradient), self.training.clip
+        if self.correcting or (clip is not None and (direct or self.stack.forces)):
             for i in range(working):  # one after the other: a client's gradient then stays in the cache
                 self._step_multiplied(*pick((self.stack, layers, direct), slice(i, i + 1)))
         else:
-            self._step_in_factors(self.stack, layers)
+            self._step_in_factors(self.stack, layers if clip is None else _clipped_factors(layers, clip), direct)
         return [loss]
 
     def _known(self, out: Outputs, group: Group) -> tuple[Tensor, OutputGradient]:
@@ -349,7 +349,7 @@ class FactoredSteps:
                 gradient = stack.momenta[name].mul_(momentum).add_(gradient)
             stack.values[name].sub_(gradient, alpha=lr)
 
-    def _step_in_factors(self, stack: Stack, layers: Factors) -> None:
+    def _step_in_factors(self, stack: Stack, layers: Factors, direct: Tensors) -> None:
         lr, momentum = self.training.lr, self.training.momentum
         for layer, (delta, inputs) in layers.items():
             for name in (f"{layer}.weight", f"{layer}.bias"):
@@ -362,6 +362,8 @@ class FactoredSteps:
                     (changed if kept == 1 else changed.mul_(kept)).add_(delta.sum(1), alpha=rate)
                 if force is not None:
                     changed.add_(force.constant, alpha=rate)
+                if name in direct:
+                    changed.add_(direct[name], alpha=rate)
                 if momentum:
                     value.sub_(changed.add_(value, alpha=pull) if pull else changed, alpha=lr)
 
@@ -710,9 +712,21 @@ def _corrected(
 
 def _clipped(gradients: dict[str, Tensor | None], limit: float) -> dict[str, Tensor | None]:
     """Each client's gradient, no longer than `limit`."""
-    squares = [value.flatten(1).square().sum(1) for value in gradients.values() if value is not None]
-    factor = (limit / (torch.stack(squares).sum(0).sqrt() + 1e-6)).clamp(max=1.0)
+    factor = _clipping([value.flatten(1).square().sum(1) for value in gradients.values() if value is not None], limit)
     return {
         name: None if value is None else value * factor.view(-1, *[1] * (value.dim() - 1))
         for name, value in gradients.items()
     }
+
+
+def _clipped_factors(layers: Factors, limit: float) -> Factors:
+    """The same, of gradients in factors: the squared length of `delta' x`, and of the bias's gradient, follows from the inner
+    products of the samples."""
+    squares = [(delta @ delta.mT).mul_((x @ x.mT).add_(1)).sum((1, 2)).clamp(min=0) for delta, x in layers.values()]
+    factor = _clipping(squares, limit).view(-1, 1, 1)
+    return {name: (delta * factor, x) for name, (delta, x) in layers.items()}
+
+
+def _clipping(squares: Sequence[Tensor], limit: float) -> Tensor:
+    """The factor on each client's gradient, from the squared lengths of its pieces, as torch clips."""
+    return (limit / (torch.stack(list(squares)).sum(0).sqrt() + 1e-6)).clamp(max=1.0)
