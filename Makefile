@@ -48,6 +48,7 @@ bench: $(BIN)/equipoise $(PEERS)/.done
 	$(BIN)/python benchmarks/server_steps.py
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/report.py
+	$(BIN)/python benchmarks/loading.py
 
 clean:
 	rm -rf $(VENV) $(PEERS) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist

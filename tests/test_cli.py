@@ -1,5 +1,6 @@
 """The command line as a user meets it: in a process of its own, and what it prints."""
 
+import json
 import os
 import signal
 import subprocess
@@ -96,6 +97,28 @@ def test_a_narrow_terminal_still_shows_the_methods(tmp_path):
         assert any(line.startswith(f"│ {name}") for line in done.stdout.splitlines()), done.stdout
     assert max(len(line) for line in done.stdout.splitlines() if line[:1] in "│┃┏└") <= 80
     assert "f2dc is left out" in done.stderr  # it has no feature maps to work on, and was not asked for
+
+
+def test_a_terminated_run_keeps_its_rounds(tmp_path):
+    """What a cluster's scheduler sends before it kills."""
+    process = subprocess.Popen(
+        [*COMMAND, "run", "scanners", "--rounds", "100000", "--runner", "inline"],
+        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={"COLUMNS": "160", "PATH": ""},
+    )  # fmt: skip
+    try:
+        end = time.monotonic() + 120
+        while time.monotonic() < end and not list(tmp_path.glob("runs/*/manifest.json")):
+            time.sleep(0.1)
+        process.terminate()
+        _, err = process.communicate(timeout=60)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 130, err
+    assert "--resume" in err
+    (manifest,) = tmp_path.glob("runs/*/manifest.json")
+    assert json.loads(manifest.read_text())["status"] != "running"
 
 
 def test_ctrl_c_stops_at_once_and_keeps_what_is_finished(tmp_path):

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 from equipoise import EquipoiseError, Federation, Method, Outputs, Training, parse, run
-from equipoise.fitting import for_each, plan
+from equipoise.fitting import for_each, loop, plan
 from equipoise.models.small import MLP
 from equipoise.parts.terms import Proximal
 from equipoise.roles import Term
@@ -172,6 +172,47 @@ def test_every_term_has_the_same_gradient_in_factors(method, monkeypatch):
     torch.testing.assert_close(fast.server.theta, general.server.theta, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("model", ["mlp(hidden=(7,))", NormNet()], ids=["mlp", "batch norm"])
+@pytest.mark.parametrize("runner", ["inline", "vectorised"])
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_frozen_features_are_the_same_whether_computed_once_or_in_every_step(model, runner, epochs, monkeypatch):
+    settings = {"rounds": 3, "training": Training(epochs=epochs, batch=8, lr=0.05), "model": model, "runner": runner}
+    asked = []
+    once = loop.frozen_features
+
+    def counted(*args):
+        asked.append(once(*args))
+        return asked[-1]
+
+    monkeypatch.setattr(loop, "frozen_features", counted)
+    ahead = run("moon", blobs(), **settings)
+    assert all(set(found) == {"received", "previous"} for found in asked)
+    monkeypatch.setattr(loop, "frozen_features", lambda *args: {})
+    step_by_step = run("moon", blobs(), **settings)
+    torch.testing.assert_close(ahead.server.theta, step_by_step.server.theta, rtol=1e-4, atol=1e-6)
+    assert not torch.allclose(ahead.server.theta, run("fedavg", blobs(), **settings).server.theta, rtol=1e-3)
+
+
+def test_frozen_features_are_not_computed_ahead_for_samples_that_nobody_visits(monkeypatch):
+    found = []
+    ahead = loop.frozen_features
+    monkeypatch.setattr(loop, "frozen_features", lambda *args: found.append(ahead(*args)) or found[-1])
+    run("moon", blobs(), rounds=2, training=Training(steps=1, batch=2, lr=0.05), model="mlp(hidden=(7,))")
+    assert found
+    assert not any(found)
+
+
+def test_a_full_batch_is_gathered_once(monkeypatch):
+    gathered = []
+    samples = loop.samples
+    monkeypatch.setattr(loop, "samples", lambda *args: gathered.append(args) or samples(*args))
+    updates(task_of(epochs=5, batch=None, lr=0.1), [0, 1, 2, 3])
+    assert len(gathered) == 1
+    gathered.clear()
+    updates(task_of(epochs=5, batch=8, lr=0.1), [0])
+    assert len(gathered) == 15
+
+
 @pytest.mark.parametrize("batch", [8, 1, None])
 def test_batch_statistics_see_no_padding(batch):
     task = task_of(model=NormNet(), epochs=2, batch=batch, lr=0.1)
@@ -331,7 +372,7 @@ def test_the_loss_during_training_is_reported_per_sample():
 
 
 def test_for_each_calls_one_client_directly(monkeypatch):
-    import equipoise.fitting as module
+    from equipoise.fitting import trees as module
 
     monkeypatch.setattr(module, "vmap", None)
     double = for_each(lambda tree, none: {"y": 2 * tree["x"]}, 1)

@@ -152,7 +152,9 @@ def _merge(place: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
     if "consistency" in found:
         whole["consistency"] = {**old.get("consistency", {}), **found["consistency"]}
     try:
-        (place / FILE).write_text(json.dumps(whole))
+        new = (place / FILE).with_suffix(".new")
+        new.write_text(json.dumps(whole))
+        new.replace(place / FILE)  # all of it or nothing
     except OSError as error:
         raise EquipoiseError(f"Cannot write `{place / FILE}`: {error.strerror}. Choose another --out.") from None
 

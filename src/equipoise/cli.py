@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -714,6 +715,7 @@ def _seconds(value: float) -> str:
 
 def main() -> None:
     """The command `equipoise`. A user's mistake is one line, not a stack trace."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler that ends a job is heard as Ctrl-C is
     try:
         app()
     except EquipoiseError as error:
