@@ -43,7 +43,7 @@ def measured(methods: Sequence[str], dataset: str, seeds: Sequence[int], rounds:
     if failed:
         raise SystemExit(f"{failed[0].method}: {failed[0].why}")
     rows = tabulate([(found.method, found.by_domain) for found in outcomes]).rows
-    stored = {method: rows[str(parse(method).for_data(dataset))] for method in methods}
+    stored = {method: rows[str(parse(method).for_data(dataset.split("(")[0]))] for method in methods}
     return {name: " / ".join(str(row[column]) for column in ("AVG", "STD", "MIN")) for name, row in stored.items()}
 
 

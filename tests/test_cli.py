@@ -1,5 +1,6 @@
 """The command line as a user meets it: in a process of its own, and what it prints."""
 
+import hashlib
 import json
 import os
 import signal
@@ -353,3 +354,71 @@ def test_resume_needs_checkpoints(tmp_path):
 def test_a_guarded_run(tmp_path):
     done = invoke("run", "scanners", "--method", "qffl(q=5)", "--rounds", "1", "--guard", "--out", str(tmp_path))
     assert done.exit_code == 0, done.output
+
+
+PLUGIN = '''
+from dataclasses import dataclass
+
+from equipoise import Method, register
+from equipoise.parts.weights import shares
+from equipoise.roles import Weigh
+from equipoise.types import Weighed
+
+
+@dataclass(frozen=True)
+class Smallest(Weigh):
+    """The fewer samples, the more weight."""
+
+    @property
+    def needs(self):
+        return ("samples",)
+
+    def __call__(self, round, state):
+        return Weighed(shares(1 / round.reports["samples"].double()))
+
+
+@register(title="The fewer samples, the more weight", reference="none")
+def smallest_first() -> Method:
+    return Method(weigh=Smallest())
+'''
+
+
+def test_a_method_of_ones_own_on_the_command_line(tmp_path):
+    (tmp_path / "own_methods.py").write_text(PLUGIN)
+    words = ("--plugin", "own_methods.py")
+    listed = equipoise(*words, "methods", "smallest_first", cwd=tmp_path)
+    assert "The fewer samples, the more weight" in listed.stdout, listed.stderr
+    done = equipoise(
+        *words, "compare", "gaussians", "--methods", "fedavg,smallest_first", "--seeds", "2", "--rounds", "2",
+        "--workers", "2", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "smallest_first" in done.stdout
+    facts = {f["method"]: f for f in (json.loads(p.read_text()) for p in tmp_path.glob("runs/*/manifest.json"))}
+    digest = hashlib.sha256((tmp_path / "own_methods.py").read_bytes()).hexdigest()[:16]
+    assert facts["smallest_first"]["code"] == {"own_methods.py": digest}
+    assert "code" not in facts["fedavg"]
+    in_processes = equipoise(
+        *words, "run", "scanners", "--method", "moon + smallest_first", "--rounds", "1", "--runner", "processes", cwd=tmp_path,
+    )  # fmt: skip
+    assert in_processes.returncode == 0, in_processes.stderr
+    unknown = equipoise("run", "gaussians", "--method", "smallest_first", cwd=tmp_path)
+    assert unknown.returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("lacking.py", None, "A plugin is a Python file"),
+        ("my-method.py", "", "whose name is a word"),
+        ("broken.py", "import nothing_like_it", "Cannot import the plugin"),
+        ("json.py", "", "has the name of another module"),
+    ],
+)
+def test_a_plugin_that_cannot_be_loaded_is_one_line(tmp_path, name, text, message):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    done = equipoise("--plugin", name, "methods", cwd=tmp_path)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+    assert "Traceback" not in done.stderr

@@ -1,6 +1,6 @@
 """Equipoise: fair federated learning. One shared model across data owners, and no owner left behind."""
 
-from equipoise import methods
+from equipoise import methods, plugins
 from equipoise.checkpoints import Checkpoints
 from equipoise.checks import Checks
 from equipoise.comparison import Comparison, compare
@@ -15,6 +15,8 @@ from equipoise.training import Training
 from equipoise.types import EquipoiseError, EquipoiseWarning, Layout, Outputs
 
 __version__ = "0.1.0"
+
+plugins.load_named()
 
 __all__ = [
     "Aggregated",

@@ -19,7 +19,7 @@ from rich.measure import Measurement
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from equipoise import analysis
+from equipoise import analysis, plugins
 from equipoise.checkpoints import Checkpoints, saved
 from equipoise.comparison import Comparison, tabulate
 from equipoise.data import DATASETS, Federation, load_federation
@@ -114,6 +114,16 @@ Validation = Annotated[
 Live = Annotated[
     str | None, typer.Option(help="watch the run in `mlflow` or `tensorboard`, or both, separated by a comma")
 ]
+
+
+@app.callback()
+def everywhere(
+    plugin: Annotated[
+        list[Path] | None, typer.Option(help="a Python file with methods of your own, imported first; may be repeated")
+    ] = None,
+) -> None:
+    """What goes before the command."""
+    plugins.load(plugin or [])
 
 
 @app.command()

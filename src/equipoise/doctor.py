@@ -91,7 +91,7 @@ def package(wanted: Requirement, optional: Optional | None = None) -> Finding:
         found = version(wanted.name)
     except PackageNotFoundError:
         if optional:
-            advice = f"For {optional.purpose}: pip install 'equipoise[{optional.extra}]'."
+            advice = f"For {optional.purpose}: pip install '.[{optional.extra}]' in a checkout of Equipoise."
             return Finding(wanted.name, "note", "not installed, not needed here", advice)
         return Finding(wanted.name, "bad", "not installed", f"{install}.")
     if not wanted.specifier.contains(found, prereleases=True):

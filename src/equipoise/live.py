@@ -26,7 +26,7 @@ def open_view(name: str, run: Run, folder: Path) -> View:
     try:
         return VIEWS[name](run, folder)
     except ImportError:
-        raise EquipoiseError(f"{name} is not installed: pip install 'equipoise[live]'.") from None
+        raise EquipoiseError(f"{name} is not installed: pip install '.[live]' in a checkout of Equipoise.") from None
 
 
 def scalars(record: RoundRecord) -> Iterator[tuple[str, float]]:

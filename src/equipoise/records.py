@@ -30,6 +30,7 @@ from equipoise.checkpoints import held
 from equipoise.cost import cost
 from equipoise.data.images import Images
 from equipoise.evaluation import tensors_of
+from equipoise.plugins import code_of
 from equipoise.simulation import RoundRecord, Run
 from equipoise.types import EquipoiseError
 
@@ -112,6 +113,8 @@ def manifest(run: Run, status: str = "finished", why: str = "") -> dict[str, Any
             **{name: version(name) for name in ("equipoise", "torch", "numpy", "pyarrow")},
         },
     }
+    if own := code_of(type(part) for part in run.method.parts):
+        facts["code"] = own
     facts["digest"] = _digest(facts)
     return facts
 

@@ -23,7 +23,7 @@ from equipoise.data.files import class_names, encoded_images, image_column, imag
 from equipoise.types import EquipoiseError
 
 VARIABLE = "EQUIPOISE_DATA"
-EXTRA = "`pip install 'equipoise[data]'`"
+EXTRA = "`pip install '.[data]'` in a checkout of Equipoise"
 TEST_OF_TEN = 8  # the papers' split of a sorted list: of every ten images the first eight train
 
 

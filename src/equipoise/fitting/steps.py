@@ -259,7 +259,7 @@ def _corrected(
     count: int,
 ) -> dict[str, Tensor | None]:
     """With the terms' forces, then with their corrections."""
-    pushed = {name: (force, value) for name, force in forces.items() if (value := gradients[name]) is not None}
+    pushed = {name: (force, value) for name, force in forces.items() if (value := gradients.get(name)) is not None}
     gradients = {**gradients} | {
         name: value.add(force.constant).add_(params[name], alpha=force.pull) for name, (force, value) in pushed.items()
     }

@@ -11,7 +11,7 @@ from equipoise.types import EquipoiseError
 try:
     import flwr  # noqa: F401
 except ImportError:
-    raise EquipoiseError("Flower is not installed. Say: pip install 'equipoise[flower]'.") from None
+    raise EquipoiseError("Flower is not installed. Say: pip install '.[flower]' in a checkout of Equipoise.") from None
 
 from equipoise.flower.plan import Plan
 from equipoise.flower.server import federate, server_app

@@ -167,7 +167,7 @@ class GapWeigh(Weigh):
 
 @register(
     title="Loss-gap parity: equal distance to what each client could reach alone",
-    reference="EAGLE: loss-gap parity for fair federated learning, arXiv 2603.29818",
+    reference="Erraji, Perrot, Bellet, Loss gap parity for fairness in heterogeneous federated learning, arXiv 2603.29818",
     per_dataset={
         "gaussians": {"lam": 2.0, "gap_split": "train"},
         # Its smallest clients validate on five samples, which a converged model fits too badly to be called an optimum.

@@ -66,7 +66,7 @@ class Equilibrium(Weigh):
 
 @register(
     title="Min-norm weights in Fisher space, mixed with weights by update length",
-    reference="FedEquilibria: Fisher-space equilibrium for fair federated learning under domain skew",
+    reference="Anonymous authors, Fed-Equilibria: towards fair and robust federated learning under domain skew, under review",
     per_dataset={"digits": {"t": 0.7}, "office-caltech": {"t": 0.3}, "pacs": {"t": 0.8}},
 )
 def fedequilibria(

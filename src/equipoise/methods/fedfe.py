@@ -56,7 +56,8 @@ class DecayingMomentum(Step):
 
 @register(
     title="Conflict projection, q-weights, decaying momentum",
-    reference="FedFE: federated learning with fairness enhancement",
+    reference="Ge, Li, Wang, FedFE: a fairness-equilibrium framework for federated learning systems, Journal of Machine "
+    "Learning and Information Security, 2025",
     per_dataset={
         "cifar10": {"q": 1.0, "beta_init": 0.1},
         "fmnist3": {"q": 5.0, "beta_init": 0.1, "tau": 0},

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +25,9 @@ from equipoise.types import EquipoiseError, Samples, Tensors, Trained
 
 SAMPLES_AT_ONCE = 256
 ENTRIES_AT_ONCE = 1 << 24  # of the per-sample gradients of a convolution, or of its patches, that are held at a time
+
+# Whether the rules hold depends on how a model is built, not on its weights or samples: one trial is enough.
+_TRIED: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 Rule = Callable[
     [Any, Tensors, Tensor, Tensor], Tensors
@@ -97,7 +101,9 @@ def _rule(layer: nn.Module) -> Rule | None:
 
 def squared_gradient_sums(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> Tensors:
     """For each parameter, the sum over samples of the squared gradient of that sample's cross-entropy."""
-    return (_by_layers if rules_hold(model, params, buffers, x, y) else _by_vmap)(model, params, buffers, x, y)
+    if model not in _TRIED:
+        _TRIED[model] = rules_hold(model, params, buffers, x, y)
+    return (_by_layers if _TRIED[model] else _by_vmap)(model, params, buffers, x, y)
 
 
 def rules_hold(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> bool:
@@ -174,12 +180,10 @@ class Fisher(Report):
             index = index[seeds.permutation(len(index), *trained.seed, "fisher")[: self.samples].to(index.device)]
         model = trained.model, trained.params, trained.buffers
         total = torch.zeros(trained.layout.size, device=index.device)
-        squares = None
         for part in torch.split(index, SAMPLES_AT_ONCE if self.fim == "sample" else self.batch):
             for x, y, _ in trained.chunks(Samples(part, None)):
                 if self.fim == "sample":
-                    squares = squares or (_by_layers if rules_hold(*model, x, y) else _by_vmap)
-                    total += trained.layout.join(squares(*model, x, y))
+                    total += trained.layout.join(squared_gradient_sums(*model, x, y))
                 else:  # a smaller last batch counts by its size
                     total += len(y) * trained.layout.join(_squared_mean_gradient(trained, x, y))
         return {"fisher": total / len(index)}
