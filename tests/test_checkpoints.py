@@ -339,3 +339,24 @@ def test_latest_of_nothing(tmp_path):
     with pytest.raises(EquipoiseError, match="at least 1"):
         Checkpoints(tmp_path, every=0)
     shutil.rmtree(tmp_path)
+
+
+@pytest.mark.parametrize("method", ["scaffold", "fedheal"])
+def test_an_interrupt_during_evaluation_loses_that_round_alone(tmp_path, monkeypatch, method):
+    from equipoise import simulation
+
+    real, calls = simulation.evaluate, []
+
+    def evaluate(*args):
+        calls.append(args)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return real(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(simulation, "evaluate", evaluate)
+        with pytest.raises(KeyboardInterrupt):
+            run(method, blobs(), rounds=6, checkpoint=Checkpoints(tmp_path / "c", 10))
+    assert [place.name for place in saved(tmp_path / "c")][-1].endswith("3")
+    resumed = run(method, blobs(), rounds=6, checkpoint=Checkpoints(tmp_path / "c", 10, resume=True))
+    assert torch.equal(resumed.server.theta, run(method, blobs(), rounds=6).server.theta)

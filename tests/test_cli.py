@@ -412,11 +412,12 @@ def test_a_method_of_ones_own_on_the_command_line(tmp_path):
         ("lacking.py", None, "A plugin is a Python file"),
         ("my-method.py", "", "whose name is a word"),
         ("broken.py", "import nothing_like_it", "Cannot import the plugin"),
-        ("json.py", "", "has the name of another module"),
+        ("own/json.py", "", "has the name of another module"),
     ],
 )
 def test_a_plugin_that_cannot_be_loaded_is_one_line(tmp_path, name, text, message):
     if text is not None:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     done = equipoise("--plugin", name, "methods", cwd=tmp_path)
     assert done.returncode == 2

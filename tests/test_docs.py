@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from equipoise import EquipoiseWarning, aggregate, run
+from equipoise.grammar import split_list
 from equipoise.method import METHODS, parse
 from equipoise.runners import RUNNERS
 from kit import blobs
@@ -89,13 +90,17 @@ def test_commands_name_real_methods_and_options():
                 words = line.split("#")[0].split()
                 if words[:1] != ["equipoise"]:
                     continue
+                own = words[1] == "--plugin"  # then a file, and methods that we do not know
+                if own:
+                    del words[1:3]
                 command = commands[words[1]]
                 if hasattr(command, "commands"):  # a group, such as `deploy`
                     command = command.commands[words[2]]
                 options = {name for parameter in command.params for name in parameter.opts}
                 assert {word for word in words if word.startswith("--")} <= options, line
-                for text in re.findall(r'--method "([^"]+)"', line):
-                    parse(text)
+                for text in () if own else re.findall(r'--methods? "([^"]+)"', line):
+                    for method in split_list(text):
+                        parse(method)
 
 
 def test_every_method_has_a_page():

@@ -6,6 +6,7 @@ from torch.func import functional_call
 
 from equipoise import EquipoiseError, Outputs, build_model, parse, run
 from equipoise.models import Staged
+from equipoise.parts import fisher
 from equipoise.parts.fisher import RULES, _by_vmap, squared_gradient_sums
 from equipoise.round import begin, broadcast_of, client_round
 from equipoise.task import Task
@@ -194,3 +195,13 @@ def test_one_sample_batches_are_the_per_sample_fisher():
         replies, _ = client_round(method, task, [1], broadcast_of(begin(method, task), 1), {}, seed=0)
         found.append(replies.reports["fisher"])
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-8)
+
+
+def test_one_trial_of_the_rules_is_enough_if_it_tells_something():
+    federation = blobs()
+    task = Task.build(parse("fedequilibria"), federation)
+    model, params, x, y = task.modules["eval"], task.initial_params, federation.x, federation.y
+    squared_gradient_sums(model, params, {}, x[:1], y[:1])
+    assert model not in fisher._TRIED  # a single sample does not show whether samples are kept apart
+    squared_gradient_sums(model, params, {}, x[:4], y[:4])
+    assert fisher._TRIED[model] is True

@@ -9,10 +9,11 @@ from torch.func import functional_call
 
 from equipoise import EquipoiseError, Federation, Method, Outputs, Training, parse, run
 from equipoise.fitting import for_each, loop, plan
+from equipoise.fitting.steps import _squared_length
 from equipoise.models.small import MLP
 from equipoise.parts.terms import Proximal
 from equipoise.roles import Term
-from equipoise.round import begin, broadcast_of, client_round
+from equipoise.round import begin, broadcast_of, client_round, weighted_mean
 from equipoise.task import Task
 from equipoise.types import Broadcast
 from kit import DropNet, NormNet, blobs, pictures
@@ -394,3 +395,41 @@ def test_for_each_calls_one_client_directly(monkeypatch):
 def test_wrong_settings_are_refused(settings, message):
     with pytest.raises(EquipoiseError, match=message):
         Training(**settings)
+
+
+@pytest.mark.parametrize(("batch", "inputs", "outputs"), [(3, 40, 30), (50, 4, 3)])
+def test_the_length_of_a_gradient_in_factors(batch, inputs, outputs):
+    """From the samples' inner products where they are few, from the gradient itself where it is small."""
+    draw = torch.Generator().manual_seed(0)
+    delta, x = torch.randn(2, batch, outputs, generator=draw), torch.randn(2, batch, inputs, generator=draw)
+    exact = (delta.mT @ x).square().sum((1, 2)) + delta.sum(1).square().sum(1)
+    torch.testing.assert_close(_squared_length(delta, x), exact, rtol=1e-5, atol=1e-5)
+
+
+def test_frozen_features_that_would_fill_the_memory_are_computed_step_by_step(monkeypatch):
+    from equipoise.fitting import frozen
+
+    settings = {"rounds": 2, "model": "mlp(hidden=(7,))"}
+    ahead = run("moon", blobs(), **settings)
+    monkeypatch.setattr(frozen, "LIMIT", 1000)
+    torch.testing.assert_close(ahead.server.theta, run("moon", blobs(), **settings).server.theta, rtol=1e-4, atol=1e-6)
+
+
+def test_states_of_the_start_leave_the_device(monkeypatch):
+    import equipoise.round as module
+
+    method = parse("moon")
+    task = Task.build(method, blobs())
+    monkeypatch.setattr(module, "_to_server", lambda tree: ("sent", tree))
+    _, states = client_round(method, task, [0, 1], broadcast_of(begin(method, task), 1), {}, 0, "start")
+    assert states[0] == "sent"
+
+
+def test_a_mean_is_taken_where_the_tensors_are():
+    found = weighted_mean({"a": torch.ones(2, 3, device="meta")}, torch.tensor([0.5, 0.5]))
+    assert found["a"].device.type == "meta"
+
+
+def test_an_optimiser_that_wants_matrices_is_refused_before_training():
+    with pytest.raises(EquipoiseError, match="Muon cannot train this model"):
+        run("fedavg", blobs(), model=lambda: torch.nn.Linear(6, 3, bias=False), training=Training(optimizer="Muon"))

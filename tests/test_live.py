@@ -43,5 +43,5 @@ def test_a_view_that_is_unknown_or_not_installed(tmp_path, monkeypatch):
     with pytest.raises(EquipoiseError, match="--live must be one of"):
         CliRunner().invoke(app, ["run", "gaussians", "--live", "wandb"], catch_exceptions=False)
     monkeypatch.setitem(__import__("sys").modules, "mlflow", None)
-    with pytest.raises(EquipoiseError, match=r"pip install 'equipoise\[live\]'"):
+    with pytest.raises(EquipoiseError, match=r"pip install '.\[live\]'"):
         recorded(replace(JOB, live=("mlflow",)), tmp_path)

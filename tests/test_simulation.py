@@ -6,7 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from equipoise import Client, EquipoiseError, Federation, Outputs, Training, parse
+from equipoise import Client, EquipoiseError, Federation, Outputs, Training, build_model, parse
 from equipoise.evaluation import evaluate
 from equipoise.metrics import figures, std
 from equipoise.records import RECORDS, manifest, run_name, save
@@ -153,7 +153,7 @@ def test_dropped_buffers_work_with_every_report_and_with_one_sample():
     base = blobs()
     one = Client("one", base.clients[1].train[:1], base.clients[1].validation[:1], base.clients[1].test[:1])
     federation = Federation("odd", base.x, base.y, (base.clients[0], one, base.clients[2]), base.classes, base.protocol)
-    for text in ("fedfe", "eagle(lstar_epochs=2)", "daa(counts='class')"):
+    for text in ("fedfe", "eagle(lstar_epochs=2)", "daa(counts='class')", "moon", "fedsa", "fedproto"):
         a, b = (
             run(text, federation, model=NormNet, buffers="drop", rounds=2, runner=r) for r in ("inline", "vectorised")
         )
@@ -339,3 +339,38 @@ def test_folder_names_tell_settings_apart(tmp_path):
 def test_private_and_shared_parameters_of_images():
     result = run("local_only", pictures(), rounds=1)
     assert result.task.private == frozenset(result.task.initial_params)
+
+
+def test_a_model_with_noise_in_evaluation_is_reported_on_alike_by_every_runner():
+    text = "fedfv + f2dc_modules(stochastic_eval=True, hidden=4)"
+    a, b = (run(text, pictures(), rounds=2, runner=runner) for runner in ("inline", "vectorised"))
+    torch.testing.assert_close(a.server.theta, b.server.theta, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", ["fedavg", "ditto", "fdse", "moon(projection=4)"])
+def test_spare_outputs_stay_behind_every_wrap(method):
+    result = run(method, pictures(), model="cnn(spare=2, hidden=8)", rounds=1)
+    assert min(result.values().values()) >= 0
+    if "projection" in method:  # it brings a head of its own
+        return
+    with pytest.raises(EquipoiseError, match=r"must return logits \[batch, 3\]"):
+        run(method, pictures(), model=lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 5)), rounds=1)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_perceptron_with_frozen_weights_or_without_bias_trains_the_rest(bias):
+    network = build_model("mlp(hidden=(7,))", (6,), 3, seed=0)
+    if bias:
+        network.body[0].weight.requires_grad_(False)
+    else:
+        network.body[0] = torch.nn.Linear(6, 7, bias=False)
+    result = run("fedavg", blobs(), model=network, rounds=2, runner="vectorised")
+    assert ("body.0.weight" in result.task.layout.names) is not bias
+    assert figures(list(result.values().values())).avg > 0.4
+
+
+def test_what_clients_keep_does_not_hold_the_cohorts_memory():
+    result = run("moon", blobs(), rounds=1, runner="vectorised")
+    for state in result.states.values():
+        for value in state["model_contrast"].values():
+            assert value.untyped_storage().nbytes() == value.numel() * value.element_size()

@@ -49,7 +49,7 @@ def test_what_cannot_be_downloaded_is_explained(empty_data, monkeypatch):
 def test_without_the_library_for_downloads(empty_data, monkeypatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     with pytest.raises(
-        EquipoiseError, match=r"CIFAR-10 is not there.*let Equipoise download it: `pip install 'equipoise\[data\]'`"
+        EquipoiseError, match=r"CIFAR-10 is not there.*let Equipoise download it: `pip install '.\[data\]'`"
     ):
         load_federation("cifar10")
 

@@ -98,7 +98,7 @@ def expected(
     return Expected(
         round=server.memory.round,
         clients=frozenset(clients),
-        reports={name: tuple(sizes.get(axis) for axis in _axes(name)[1:]) for name in asked},
+        reports={name: tuple(sizes.get(axis) for axis in REPORTS[name].axes[1:]) for name in asked},
         layout=task.layout if trains else None,
         buffers={name: server.buffers[name] for name, p in task.policies.items() if p == "average" and trains},
         dtype=server.theta.dtype,
@@ -109,10 +109,6 @@ def expected(
 def declared(task: Task) -> dict[int, float]:
     """The sample counts of a federation that the server knows."""
     return {number: float(len(client.train)) for number, client in enumerate(task.federation.clients)}
-
-
-def _axes(report: str) -> list[str]:
-    return REPORTS[report].shape.strip("[]").split(", ")
 
 
 # --------------------------------------------------------------------------- single answers, from anywhere

@@ -67,11 +67,9 @@ class Beginning(NamedTuple):
 
     clients: Sequence[int]
     received: Received  # the model as first received (its private tensors too), the same for all
-    first: Tensors  # the parameters that a run begins with, the same for all
-    first_buffers: Tensors
     alone: Callable[[int, Sequence[str], Callable[[Tensor], bool]], dict[str, Tensor]]
-    # (epochs, splits, stop) -> each client's loss on each split after every epoch of training alone from `first`, with one
-    # optimiser, [m, epochs]; NaN once `stop(curve of the training loss)` has said so
+    # (epochs, splits, stop) -> each client's loss on each split after every epoch of training alone from the run's first
+    # model, with one optimiser, [m, epochs]; NaN once `stop(curve of the training loss)` has said so
 
 
 class ClientPart(Part):
@@ -85,7 +83,7 @@ class Wrap(Part):
 
     role = "wrap"
     order: ClassVar[int] = (
-        1  # wraps go on in this order: 0 changes layers, 1 adds modules, 2 goes round the whole model
+        1  # wraps go on in this order: 0 changes layers, 1 adds modules, 2 and 3 go round the whole model
     )
     leaves_global: ClassVar[bool] = (
         False  # clients have models of their own, and the shared tensors alone make one, too
@@ -127,7 +125,7 @@ class Term(ClientPart):
 
     def frozen(self, received: Received, states: ClientState) -> dict[str, Model]:
         """Models that do not change during a round, and whose features of the batch (in eval mode, without gradient) the term
-        finds in `local.frozen` under the same names. It is asked for once a round."""
+        finds in `local.frozen` under the same names."""
         return {}
 
     @property
@@ -204,7 +202,7 @@ class Weigh(Part):
 
 
 class Merge(Part):
-    """Shaped updates and weights -> one direction."""
+    """Shaped updates and weights -> one direction, in memory of its own: it may become the next model."""
 
     role = "merge"
     rank: ClassVar[int] = 2

@@ -62,7 +62,7 @@ def client_round(
     clients of a round are grouped.
     """
     if phase == "start":
-        return Replies(tuple(clients), {}), _start(method, task, clients, broadcast, seed)
+        return Replies(tuple(clients), {}), _to_server(_start(method, task, clients, broadcast, seed))
     start = _start_of(task, clients, broadcast, states)
     m = len(clients)
     params = {**stacked(start.params, m), **start.own_params}
@@ -88,11 +88,17 @@ def _to_server(tree: Any) -> Any:
     return tree_map(lambda tensor: tensor.cpu(), tree)
 
 
+def _on(device: torch.device, value: Tensor) -> Tensor:
+    """Some devices (Apple's) have no numbers of double length."""
+    shorter = device.type == "mps" and value.dtype == torch.float64
+    return value.to(device, torch.float32) if shorter else value.to(device)
+
+
 def _start_of(task: Task, clients: Sequence[int], broadcast: Broadcast, states: Mapping[int, ClientState]) -> Start:
     mine = [states.get(c, {}) for c in clients]
 
     def here(tensors: Tensors) -> Tensors:
-        return {name: value.to(task.device) for name, value in tensors.items()}
+        return {name: _on(task.device, value) for name, value in tensors.items()}
 
     def stack_of(key: str, initial: Tensors) -> Tensors:
         each = [{**initial, **here(state.get(key, {}))} for state in mine]
@@ -153,7 +159,8 @@ def _conclude(
 ) -> tuple[Reports, dict[int, ClientState]]:
     """Reports and next states, from the trained models."""
     asked = [report for report in method.reports if phase in report.phases]
-    # Evaluation that mixes the samples of a batch must see no padding: then every client is evaluated by itself.
+    # Evaluation that mixes the samples of a batch must see no padding: then every client is evaluated by itself, and what
+    # terms keep is taken from there.
     stacking = [report for report in asked if report.stacks and not (report.evaluates and task.evaluates_in_batches)]
     alone = [report for report in asked if report not in stacking]
     trains = phase == "train"
@@ -182,28 +189,30 @@ def _conclude(
         trained = view(*args)
         return results(stacking, trained), trained.next_states
 
-    def apart(reports: Sequence[Report]) -> list[Reports]:
-        found = []
-        for i, client in enumerate(clients):
-            model, own = pick((tuple(fitted), start.per_client), i)
-            train, validation = (pick(_samples(task, [client], s), 0) for s in ("train", "validation"))
-            found.append(results(reports, view(model, own, train, validation, (seed, broadcast.round, client))))
-        return found
+    def apart(i: int, client: int) -> tuple[Reports, ClientState]:
+        model, own = pick((tuple(fitted), start.per_client), i)
+        train, validation = (pick(_samples(task, [client], s), 0) for s in ("train", "validation"))
+        trained = view(model, own, train, validation, (seed, broadcast.round, client))
+        return results(alone, trained), trained.next_states
 
     model = tuple(fitted)
     train, validation = _samples(task, clients, "train"), _samples(task, clients, "validation")
     values, states = for_each(together, len(clients))(model, start.per_client, train, validation)
-    if alone:
-        each = apart(alone)
-        values |= {name: torch.stack([one[name] for one in each]) for name in each[0]}
+    after = [pick(states, i) for i in range(len(clients))]
+    if alone or task.evaluates_in_batches:
+        each = [apart(i, client) for i, client in enumerate(clients)]
+        values |= {name: torch.stack([one[name] for one, _ in each]) for name in each[0][0]}
+        after = [states for _, states in each]
     kept: dict[int, ClientState] = {}
     for i, client in enumerate(clients):
-        kept[client] = pick(states, i)
+        kept[client] = after[i]
         if task.private:
             kept[client][PRIVATE] = {name: fitted.params[name][i] for name in sorted(task.private)}
         if start.own_buffers:
             kept[client][BUFFERS] = {name: fitted.buffers[name][i] for name in start.own_buffers}
-    return _to_server(values), _to_server(kept)
+    # A client's rows of a stack would hold the whole stack in memory for as long as one of them is kept.
+    rows = tree_map(torch.clone, kept) if len(clients) > 1 else kept
+    return _to_server(values), _to_server(rows)
 
 
 def _start(
@@ -222,7 +231,7 @@ def _start(
         {},
         task.layout,
     )
-    beginning = Beginning(clients, received, task.initial_params, task.initial_buffers, alone)
+    beginning = Beginning(clients, received, alone)
     states: dict[int, ClientState] = {c: {} for c in clients}
     for part in (*method.terms, *method.reports):
         if type(part).start is not ClientPart.start:
@@ -517,7 +526,7 @@ def weighted_mean(stacks: Tensors, weights: Tensor) -> Tensors:
     def average(stack: Tensor) -> Tensor:
         if not stack.is_floating_point():
             return stack.amax(0)
-        return (weights.to(stack.dtype) @ stack.flatten(1)).view(stack.shape[1:])
+        return (weights.to(stack) @ stack.flatten(1)).view(stack.shape[1:])
 
     return {name: average(stack) for name, stack in stacks.items()}
 
@@ -541,7 +550,7 @@ def _check_inputs(theta: Tensor, updates: Tensor, clients: tuple[int, ...], repo
                 f"Unknown report `{name}`.{did_you_mean(name, REPORTS)} Reports: {', '.join(REPORTS)}."
             )
         known = {"m": m, "G": setting.layout.parameter_size if setting.layout else None, "C": setting.num_classes}
-        axes = REPORTS[name].shape.strip("[]").split(", ")
+        axes = REPORTS[name].axes
         if value.dim() != len(axes) or any(
             known.get(axis) not in (None, size) for axis, size in zip(axes, value.shape, strict=True)
         ):

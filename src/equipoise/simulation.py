@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
@@ -209,9 +210,7 @@ def run(
                 clock = time.perf_counter()
                 clients = seeds.participants(task.federation.available(r), count, seed, r)
                 done = one_round(judge, compute, server, states, clients, setting, seed)
-                server = done.server
-                states.update(done.kept)
-                refuse_infinite(server, chosen, r)
+                refuse_infinite(done.server, chosen, r)
                 rejected = tuple(Rejection(_name(task, c), why) for c, why in done.refused)
                 news = []
                 for text in (
@@ -225,11 +224,14 @@ def run(
                         news.append(text)
                         warnings.warn(text, EquipoiseWarning, stacklevel=2)
                 due = r == total - 1 or (r + 1) % eval_every == 0
-                scores = evaluate(chosen, task, server, states, data, splits) if due else []
+                after = ChainMap(dict(done.kept), states)
+                scores = evaluate(chosen, task, done.server, after, data, splits) if due else []
                 if any(score.metric == "loss" and not math.isfinite(score.value) for score in scores):
                     raise _diverged(chosen, r)
                 record = record_of(r + 1, done, scores, time.perf_counter() - clock, rejected)
                 records.append(replace(record, warnings=tuple(news)))
+                states.update(done.kept)
+                server = done.server  # last: only then is the round over for `keep`
                 _stop_without_updates(records, checks)
                 if checkpoint is not None and ((r + 1) % checkpoint.every == 0 or r == total - 1):
                     keep()

@@ -73,11 +73,12 @@ class Task:
         network = hand_in_noise(network)
         example = federation.example()
         network = _adapted(network, example)
+        spare = int(getattr(network, "spare_outputs", 0))
         classes = len(federation.classes)
         wraps = sorted(method.wrap, key=lambda wrap: wrap.order)
         for wrap in wraps:
             network = _wrapped(network, wrap, classes, example, seed)
-        _check_outputs(network, example, classes)
+        _check_outputs(network, example, classes, spare)
         marks: dict[str, Mark] = {}
         for wrap in wraps:  # what one wrap keeps private, another does not make personal
             marks |= {n: mark for n, mark in wrap.marks(network).items() if marks.get(n) != "private"}
@@ -160,10 +161,16 @@ class Task:
         self, params: Tensors, buffers: Tensors, x: Tensor, mode: Mode = "eval", noise: Tensors | None = None
     ) -> tuple[Outputs, Tensors]:
         """Outputs, and the buffers after the pass. The arguments are left as they are."""
-        if mode == "train" or self.evaluates_in_batches:
+        if mode == "train":
             buffers = {name: value.clone() for name, value in buffers.items()}
-        outputs: Outputs = functional_call(self.modules[mode], {**params, **buffers, **(noise or {})}, (x,))
+        taken = {n: v for n, v in buffers.items() if n not in self._dropped} if mode == "eval" else buffers
+        outputs: Outputs = functional_call(self.modules[mode], {**params, **taken, **(noise or {})}, (x,))
         return outputs, buffers
+
+    @cached_property
+    def _dropped(self) -> frozenset[str]:
+        """Buffers that evaluation does without."""
+        return frozenset(self.policies) - {name for name, _ in self.modules["eval"].named_buffers()}
 
     def apply(self, params: Tensors, buffers: Tensors, x: Tensor) -> Outputs:
         """Outputs in eval mode. A model that takes noise even there gets the same draws for every batch."""
@@ -231,7 +238,7 @@ def _adapted(network: nn.Module, example: Tensor) -> nn.Module:
     return adapt(network) if isinstance(_tried(network, example), Tensor) else network
 
 
-def _check_outputs(network: nn.Module, example: Tensor, classes: int) -> None:
+def _check_outputs(network: nn.Module, example: Tensor, classes: int, spare: int) -> None:
     out = _tried(network, example)
     kind = type(network.model if isinstance(network, Adapted) else network).__name__
     if not isinstance(out, Outputs):
@@ -239,10 +246,9 @@ def _check_outputs(network: nn.Module, example: Tensor, classes: int) -> None:
             f"Model `{kind}` must return logits as a tensor, or equipoise.Outputs(logits, features). Found "
             f"{type(out).__name__}: let its forward return the logits."
         )
-    outputs = classes + int(getattr(network, "spare_outputs", 0))
-    if tuple(out.logits.shape) != (len(example), outputs):
+    if tuple(out.logits.shape) not in ((len(example), classes), (len(example), classes + spare)):
         raise EquipoiseError(
-            f"Model `{kind}` must return logits [batch, {outputs}], one per class. Found {list(out.logits.shape)} for a "
+            f"Model `{kind}` must return logits [batch, {classes}], one per class. Found {list(out.logits.shape)} for a "
             f"batch of {len(example)}: check the width of its last layer."
         )
 
@@ -287,7 +293,8 @@ def _modes(network: nn.Module, policies: Mapping[str, BufferPolicy]) -> dict[Mod
             module.eval()
     for name, module in evaluation.named_modules():
         if isinstance(module, _BatchNorm) and policies.get(f"{name}.running_mean".lstrip(".")) == "drop":
-            module.train()  # no running statistics: use those of the batch
+            # no running statistics: those of the batch are used
+            module.running_mean = module.running_var = module.num_batches_tracked = None
     return {"train": train, "single": single, "eval": evaluation, "eval single": single_evaluation}
 
 

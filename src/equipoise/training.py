@@ -67,7 +67,7 @@ class Training:
     def check_with(self, params: Mapping[str, Tensor]) -> None:
         """Refuse an optimiser that cannot train these parameters (Muon wants matrices only)."""
         try:
-            self.optimiser([value.detach().requires_grad_() for value in params.values()] or [torch.zeros(1)])
+            self.optimiser([value.detach()[None].requires_grad_() for value in params.values()] or [torch.zeros(1)])
         except (ValueError, TypeError) as error:
             raise EquipoiseError(f"{self.optimizer} cannot train this model: {error}") from None
 

@@ -162,6 +162,10 @@ class Definition(NamedTuple):
     shape: str
     meaning: str
 
+    @property
+    def axes(self) -> list[str]:
+        return self.shape.strip("[]").split(", ")
+
 
 REPORTS: dict[str, Definition] = {
     "samples": Definition("[m]", "training samples of the client"),

@@ -13,6 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+STILL = 1e-9  # an update this short, relative to the longest one, is rounding and not a direction
 CHUNK = 1 << 19  # entries worked on at a time: 4 MB in float64, which stays in the cache
 
 
@@ -91,7 +92,7 @@ class Updates:
         return self.rows
 
     def with_coefficients(self, coefficients: Tensor) -> Updates:
-        """`coefficients @ self`, sharing the Gram matrix that is already known."""
+        """`coefficients @ self`, sharing the Gram matrix that is already known. Entries that a mask hides stay hidden."""
         if self.mask is not None:
             return replace(self, rows=coefficients.to(self.rows.dtype) @ self.shaped)
         known = self.__dict__.get("gram") if self.coefficients is None else self.__dict__.get("_row_gram")

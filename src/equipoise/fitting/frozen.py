@@ -16,6 +16,8 @@ from equipoise.seeds import Integers
 from equipoise.task import EVALUATION_BATCH, Task
 from equipoise.types import Model, Tensors
 
+LIMIT = 1 << 28  # bytes of all features together
+
 
 @torch.no_grad()
 def frozen_features(
@@ -23,10 +25,12 @@ def frozen_features(
 ) -> Tensors:
     """Features of all the clients' samples by the models that the terms ask for, `[m, samples, width]`.
 
-    Nothing where a sample's features depend on its batch, or where fewer samples will be visited than there are.
+    Nothing where a sample's features depend on its batch, where fewer samples will be visited than there are, or where the
+    features would fill the memory.
     """
     _, starts = task.federation.training_positions
-    in_batches = task.evaluates_in_batches or task.noise_in_evaluation or visits < np.diff(starts)[ids].sum()
+    held = np.diff(starts)[ids]
+    in_batches = task.evaluates_in_batches or task.noise_in_evaluation or visits < held.sum()
     if in_batches or not any(overrides(term, "frozen") for term in terms):
         return {}
     count = len(ids)
@@ -47,6 +51,8 @@ def frozen_features(
                 parts.append(task.stacked(model.params, x).features)
             else:
                 parts.append(for_each(features_of, count)(model, x))
+            if len(models) * held.max() * parts[0].nbytes / parts[0].shape[1] > LIMIT:
+                return {}
         found[name] = torch.cat(parts, 1)
     return found
 
@@ -59,7 +65,8 @@ def _everything(task: Task, ids: Sequence[int]) -> Iterator[Tensor]:
         places = np.arange(at, min(at + EVALUATION_BATCH, n.max()))
         index = pool[first[:, None] + np.minimum(places, n[:, None] - 1)]
         x = task.federation.x.index_select(0, torch.from_numpy(index.reshape(-1)).to(task.device))
-        yield task.federation.preparation.evaluation(x).view(*index.shape, *x.shape[1:])
+        x = task.federation.preparation.evaluation(x)
+        yield x.view(*index.shape, *x.shape[1:])
 
 
 def looked_up(frozen: Tensors, places: Integers, rows: slice | Integers) -> Tensors:

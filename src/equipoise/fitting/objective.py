@@ -155,8 +155,8 @@ def forces_of(terms: Sequence[Term], start: Start, mine: Tree, count: int) -> di
             return term.force(start.received(*mine[:3]), mine[3])
 
         for name, constant in for_each(force, count)(torch.zeros(count), *mine).items():
-            before = forces.get(name, Force(0.0, torch.zeros(())))
-            forces[name] = Force(
-                before.pull + term.pull, constant if name not in forces else before.constant + constant
-            )
+            if name in forces:
+                forces[name] = Force(forces[name].pull + term.pull, forces[name].constant + constant)
+            else:
+                forces[name] = Force(term.pull, constant)
     return forces

@@ -44,7 +44,7 @@ class Stack(NamedTuple):
 
 class FactoredSteps:
     """Plain SGD for models that give their gradient in factors: it is added to the weights by the same matrix product that
-    computes it, so that it is never stored (unless a term looks at the weights or corrects their gradient).
+    computes it, so that it is never stored (unless a term corrects it, or it is clipped together with what terms add).
 
     The network is small where this is used, and a call costs as much as a thousand numbers: what does not change between
     two steps is looked up once.
@@ -88,7 +88,7 @@ class FactoredSteps:
         return [loss]
 
     def _known(self, out: Outputs, group: Group) -> tuple[Tensor, OutputGradient]:
-        """The gradient of mean cross-entropy, times the terms' factors, with respect to the logits, whose memory it takes."""
+        """The gradient of mean cross-entropy, times the terms' factors, with respect to the logits."""
         y, keep = group.y.unsqueeze(2), group.keep
         logarithms = torch.log_softmax(out.logits, 2)
         picked = logarithms.gather(2, y)
@@ -294,11 +294,18 @@ def _clipped(gradients: dict[str, Tensor | None], limit: float) -> dict[str, Ten
 
 
 def _clipped_factors(layers: Factors, limit: float) -> Factors:
-    """The same, of gradients in factors: the squared length of `delta' x`, and of the bias's gradient, follows from the inner
-    products of the samples."""
-    squares = [(delta @ delta.mT).mul_((x @ x.mT).add_(1)).sum((1, 2)).clamp(min=0) for delta, x in layers.values()]
-    factor = _clipping(squares, limit).view(-1, 1, 1)
+    """The same, of gradients in factors."""
+    factor = _clipping([_squared_length(delta, x) for delta, x in layers.values()], limit).view(-1, 1, 1)
     return {name: (delta * factor, x) for name, (delta, x) in layers.items()}
+
+
+def _squared_length(delta: Tensor, x: Tensor) -> Tensor:
+    """Of the gradient `delta' x` of the weights and that of the bias together: from the inner products of the samples, where
+    these are fewer than the weights."""
+    batch, outputs, inputs = delta.shape[1], delta.shape[2], x.shape[2]
+    if batch * (outputs + inputs) < outputs * inputs:
+        return (delta @ delta.mT).mul_((x @ x.mT).add_(1)).sum((1, 2)).clamp(min=0)
+    return (delta.mT @ x).square().sum((1, 2)) + delta.sum(1).square().sum(1)
 
 
 def _clipping(squares: Sequence[Tensor], limit: float) -> Tensor:

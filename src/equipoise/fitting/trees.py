@@ -40,7 +40,8 @@ def for_each(function: Callable[..., Tree], count: int) -> Callable[..., Tree]:
                 following = iter(slices)
                 return function(*tree_map(lambda _: next(following), args))
 
-            return vmap(of_tensors)(*tensors)  # a tree of arguments would take it twice as long
+            # A tree of arguments would take it twice as long. What is drawn at random is the same for all.
+            return vmap(of_tensors, randomness="same")(*tensors)
 
         return vectorised
 

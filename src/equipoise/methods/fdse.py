@@ -23,10 +23,9 @@ from equipoise.parts.terms import unit
 from equipoise.parts.weights import Uniform
 from equipoise.roles import Mark, Merge, Report, Scored, Share, Term, Wrap
 from equipoise.types import Layout, Local, Merged, Outputs, PerClient, Round, Sent, State, Tensors, Trained
-from equipoise.updates import gram
+from equipoise.updates import STILL, gram
 
 ERASER = ("dse", "dse_norm")  # the modules of a split layer that are the client's own
-STILL = 1e-9  # an update this short, relative to the longest one of the tensor, is rounding and not a direction
 
 
 # --------------------------------------------------------------------------- layers

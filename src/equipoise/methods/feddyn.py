@@ -48,7 +48,7 @@ class DriftCorrection(Step):
         return "mean of the local models" if self.evaluate == "mean" else None
 
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
-        moved = round.updates.rows.sum(0) / round.known("num_clients", "feddyn")
+        moved = round.reported.sum(0) / round.known("num_clients", "feddyn")
         before = state.get("drift", torch.zeros_like(moved))
         assert isinstance(before, Tensor)
         drift = before + moved

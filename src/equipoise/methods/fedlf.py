@@ -16,9 +16,8 @@ from equipoise.parts.steps import LengthOfMean
 from equipoise.parts.weights import Uniform
 from equipoise.roles import Merge, Shape
 from equipoise.types import Merged, PerClient, Round, Shaped, State
-from equipoise.updates import gram
+from equipoise.updates import STILL, gram
 
-STILL = 1e-9  # an update this short, relative to the longest one, is rounding: it has no direction
 VANISHED = 1e-6  # nor has a min-norm point this short, which is found from squared lengths
 
 

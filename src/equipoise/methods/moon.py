@@ -29,7 +29,8 @@ class ModelContrast(Term):
     tau: float
 
     def start(self, beginning: Beginning) -> list[Tensors]:
-        # Before a client's first round previous and global model are the same: the loss is log 2, its gradient zero.
+        # Before a client's first round previous and global model are the same (but for personal tensors that the server has
+        # mixed for a late client): the loss is log 2, its gradient zero.
         first = _flattened(beginning.received.params, beginning.received.buffers)
         return [first for _ in beginning.clients]
 

@@ -35,8 +35,10 @@ class MLP(nn.Module):
 
     @property
     def stacks(self) -> bool:
-        """Whether that is so: a wrap may have put other layers in the place of these."""
-        return all(type(layer) in (nn.Linear, nn.ReLU) for layer in (*self.body, self.head))
+        """Whether that is so: a wrap may have put other layers in the place of these, a user may have frozen some."""
+        linear = [layer for layer in (*self.body, self.head) if not isinstance(layer, nn.ReLU)]
+        plain = all(type(layer) is nn.Linear and layer.bias is not None for layer in linear)
+        return plain and all(value.requires_grad for value in self.parameters())
 
     def stacked(self, params: Tensors, x: Tensor) -> Outputs:
         """Outputs with a leading client axis."""

@@ -101,25 +101,30 @@ def _rule(layer: nn.Module) -> Rule | None:
 
 def squared_gradient_sums(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> Tensors:
     """For each parameter, the sum over samples of the squared gradient of that sample's cross-entropy."""
-    if model not in _TRIED:
-        _TRIED[model] = rules_hold(model, params, buffers, x, y)
-    return (_by_layers if _TRIED[model] else _by_vmap)(model, params, buffers, x, y)
+    holds = _TRIED.get(model)
+    if holds is None:
+        holds, tells = rules_hold(model, params, buffers, x, y)
+        if tells:
+            _TRIED[model] = holds
+    return (_by_layers if holds else _by_vmap)(model, params, buffers, x, y)
 
 
-def rules_hold(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> bool:
-    """Whether the rules cover this model, tried on two of the samples.
+def rules_hold(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> tuple[bool, bool]:
+    """Whether the rules cover this model, tried on two of the samples; and whether these tell it for all others.
 
     They do not when a layer acts twice on the loss or shares its weights, when samples are not along its first axis, when its
     output is overwritten in place, or when a parameter is used without calling its layer.
     """
     if any(_rule(layer) is None for layer in _layers(model).values()):
-        return False
+        return False, True
     try:
         quick = _by_layers(model, params, buffers, x[:2], y[:2])
     except (RuntimeError, IndexError, KeyError):
-        return False
+        return False, True
     exact = _by_vmap(model, params, buffers, x[:2], y[:2])
-    return all(torch.allclose(quick[n], exact[n], rtol=1e-3, atol=1e-5 * float(exact[n].max())) for n in params)
+    tells = len(x) > 1 and all(0 < float(value.sum()) < torch.inf for value in exact.values())
+    same = all(torch.allclose(quick[n], exact[n], rtol=1e-3, atol=1e-5 * float(exact[n].max())) for n in params)
+    return same, tells
 
 
 def _layers(model: nn.Module) -> dict[str, nn.Module]:
