@@ -11,6 +11,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
@@ -19,7 +20,7 @@ from equipoise import EquipoiseError
 from equipoise.cli import app
 from equipoise.metrics import FORMULAS, bootstrap, corrected_variance, over_seeds, paired, share_of
 from equipoise.records import read_all
-from equipoise.report import tables
+from equipoise.report import svg, tables
 from equipoise.report.charts import Bars, Cells, Line, Panel, extent, histogram, nice_ticks
 from equipoise.report.page import page, write
 from equipoise.report.paper import save
@@ -575,3 +576,60 @@ def test_in_a_browser(comparison, tmp_path):
     assert found["restored"]
     assert "→" in found["tip"]
     assert found["theme"] in ("dark", "light")
+
+
+def test_methods_without_a_common_seed_are_told_apart_and_not_as_a_fall(tmp_path):
+    made(tmp_path / "r", "fedavg", FEDAVG, seed=0)
+    made(tmp_path / "r", "fedavg", FEDAVG, seed=1)
+    made(tmp_path / "r", "qffl", FEDAVG + LAST, seed=0)
+    made(tmp_path / "r", "afl", FEDAVG - LAST, seed=2)
+    made(tmp_path / "r", "local_only", FEDAVG - 0.2, seed=1)
+    study = one_study(tmp_path / "r")
+    said = " ".join(in_two_sentences(study))
+    assert "nan" not in said
+    assert "afl has no seed in common with fedavg, and is left out here." in said
+    assert "All this is of one seed" in said  # of qffl, though fedavg has two
+    words = {row[0]: row[-1] for row in tables.body(study)}
+    assert words == {"fedavg": "reference", "qffl": "passed", "afl": "–", "local_only": "reference"}
+    made(tmp_path / "s", "fedavg", FEDAVG, seed=0)
+    made(tmp_path / "s", "afl", FEDAVG, seed=1)
+    (only,) = in_two_sentences(one_study(tmp_path / "s"))
+    assert only == "There is nothing to compare with: no method has a seed in common with fedavg."
+
+
+def test_a_method_with_one_seed_among_others_with_more_is_named(tmp_path):
+    for seed in range(3):
+        made(tmp_path / "r", "fedavg", FEDAVG, seed=seed)
+        made(tmp_path / "r", "qffl", FEDAVG + LAST, seed=seed)
+    made(tmp_path / "r", "afl", FEDAVG - LAST, seed=0)
+    said = " ".join(in_two_sentences(one_study(tmp_path / "r")))
+    assert "Of afl one seed alone can be compared: its spread is not known." in said
+
+
+def test_other_intervals_of_evaluation_are_another_section(tmp_path):
+    curve = np.stack([FEDAVG, FEDAVG])
+    made(tmp_path / "r", "fedavg", curve, eval_every=1)
+    made(tmp_path / "r", "fedavg", curve[:1], eval_every=2, rounds=2, seed=1)
+    assert len(studies(read_all([tmp_path / "r"])[0])) == 2
+
+
+def test_a_site_without_a_final_score_is_named_and_moves_no_other(tmp_path):
+    names, lacking = ["a", "b", "c", "d"], np.array([0.9, np.nan, 0.7, 0.6])
+    made(tmp_path / "r", "fedavg", np.stack([FEDAVG, FEDAVG]), names=names, domains=names)
+    made(tmp_path / "r", "qffl", np.stack([FEDAVG, lacking]), names=names, domains=names)
+    study = one_study(tmp_path / "r")
+    assert any("qffl, seed 0: b has no score after the last round." in note for note in study.notes)
+    chart = next(chart for chart in charts(study) if chart.kind == "domains")
+    line = next(mark for mark in chart.panels[0].marks if mark.name == "qffl")
+    assert list(line.x) == [0.0, 2.0, 3.0]
+    assert "nan" not in svg.drawn(next(chart for chart in charts(study) if chart.kind == "arrows"))
+
+
+def test_runs_without_test_data_are_left_out(tmp_path):
+    made(tmp_path / "r", "fedavg", FEDAVG)
+    place = made(tmp_path / "r", "qffl", FEDAVG)
+    table = pq.read_table(place / "records.parquet")
+    pq.write_table(table.filter(pc.field("split") == "validation"), place / "records.parquet")
+    study = one_study(tmp_path / "r")
+    assert list(study.runs) == ["fedavg"]
+    assert any("no client has test data" in note for note in study.notes)

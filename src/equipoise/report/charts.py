@@ -221,7 +221,7 @@ def histogram(
     width = (high - low) / bins or 1.0
     edges = [low + i * width for i in range(bins + 1)]
     shares = [
-        sum(a <= v < b or (i == bins - 1 and v == b) for v in values) / max(1, len(values))
+        sum(a <= v < b or (i == bins - 1 and v >= b) for v in values) / max(1, len(values))
         for i, (a, b) in enumerate(pairwise(edges))
     ]
     return [(a + b) / 2 for a, b in pairwise(edges)], shares, width

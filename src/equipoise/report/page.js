@@ -31,7 +31,8 @@ for (const head of document.querySelectorAll("th")) {
     const value = (row) => {
       const text = row.cells[head.cellIndex].textContent;
       const number = parseFloat(text.replace(/,/g, ""));
-      return Number.isNaN(number) ? text : number;
+      const unit = {kB: 1e3, MB: 1e6, GB: 1e9}[text.trim().split(" ").pop()] ?? 1;
+      return Number.isNaN(number) ? text : number * unit;
     };
     const rows = [...body.rows].sort((a, b) => {
       const x = value(a), y = value(b);

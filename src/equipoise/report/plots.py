@@ -115,11 +115,9 @@ def domains(study: Study) -> Chart | None:
     marks = []
     for method in study.methods:
         found = by_domain(study.mean_final(method), study.any.domains)
-        marks.append(
-            Line(method, [float(i) for i in range(len(found))], [100 * v for v in found.values()], study.colour(method))
-        )
-    shown = list(by_domain(study.mean_final(study.methods[0]), study.any.domains))
-    panel = Panel("", marks, "", "test accuracy in percent", {float(i): n for i, n in enumerate(shown)}, wide=True)
+        places = [float(names.index(domain)) for domain in found]
+        marks.append(Line(method, places, [100 * v for v in found.values()], study.colour(method)))
+    panel = Panel("", marks, "", "test accuracy in percent", {float(i): n for i, n in enumerate(names)}, wide=True)
     return Chart(
         "domains",
         "Domain by domain",
@@ -319,7 +317,8 @@ def weights(study: Study) -> Chart | None:
         panels.append(heat(f"{method}{source}", grid, run.clients, study.colour(method), "weight", reasons))
     caption = (
         "The factor on each client's update, first seed; a stronger colour is more. In brackets the "
-        "figures that a weight came from: point at a cell for their values. Empty: the client did not take part."
+        "figures that a weight came from: point at a cell for their values. White: the client did not take part; the faintest "
+        "colour: weight zero; orange: a negative weight."
     )
     return Chart("weights", "Weights over rounds", caption, panels, one_at_a_time=True) if panels else None
 

@@ -71,6 +71,10 @@ class Study:
         """The methods that are neither FedAvg nor a reference of another kind."""
         return [m for m in self.runs if m != self.reference and not m.startswith(("local_only", "centralised"))]
 
+    def shared_seeds(self, *methods: str) -> list[int]:
+        """The seeds that all of these methods have."""
+        return [seed for seed in self.runs[methods[0]] if all(seed in self.runs[m] for m in methods)]
+
     def colour(self, method: str) -> int:
         return self.methods.index(method)
 
@@ -242,7 +246,9 @@ def studies(runs: Sequence[Recorded]) -> list[Study]:
         notes = []
         chosen: dict[str, dict[int, Recorded]] = {}
         for run in members:
-            if not run.finished or not run.records.num_rows:
+            if run.finished and run.records.num_rows and not len(run.curve()[0]):
+                notes.append(f"{run.method}, seed {run.seed}, is not in the figures: no client has test data.")
+            elif not run.finished or not run.records.num_rows:
                 total = run.manifest["rounds"]
                 why = f": {run.manifest.get('why')}" if run.manifest.get("why") else ""
                 notes.append(f"{run.method}, seed {run.seed}, is not in the figures: {run.manifest['status']} after "
@@ -252,6 +258,15 @@ def studies(runs: Sequence[Recorded]) -> list[Study]:
             else:
                 chosen[run.method][run.seed] = run
         whole = {method: dict(sorted(by_seed.items())) for method, by_seed in chosen.items() if by_seed}
+        for method, by_seed in whole.items():
+            for seed, run in by_seed.items():
+                lost = [
+                    c
+                    for c, n, v in zip(run.clients, run.samples(), run.curve()[1][-1], strict=True)
+                    if n and np.isnan(v)
+                ]
+                if lost:
+                    notes.append(f"{method}, seed {seed}: {', '.join(lost)} has no score after the last round.")
         if whole:
             found.append(Study(dict(sorted(whole.items(), key=lambda item: _place(item[0]))), tuple(notes)))
     return found
@@ -263,6 +278,8 @@ def _comparable(first: Recorded, second: Recorded) -> bool:
     free = {*a["demanded"], *b["demanded"]}
     trained = all(a["training"][name] == b["training"][name] for name in a["training"] if name not in free)
     same = all(a[name] == b[name] for name in ("model", "rounds", "participation", "buffers"))
+    same = same and a.get("guard") == b.get("guard")
+    same = same and a.get("eval_every", 1) == b.get("eval_every", 1)  # figures of curves need the same rounds
     return trained and same and bool(a["data"]["fingerprint"] == b["data"]["fingerprint"])
 
 

@@ -193,6 +193,8 @@ def _pieces(mark: Mark, x: Scale, y: Scale) -> list[str]:
         case Arrows():
             out = []
             for row, a, b, note in zip(mark.rows, mark.start, mark.end, mark.notes, strict=True):
+                if not math.isfinite(a + b):
+                    continue
                 tail, head, at = x(a), x(b), y(row)
                 way = 6 if head >= tail else -6
                 worse = ' class="worse"' if b < a else ""
@@ -219,12 +221,12 @@ def _cells(mark: Cells, x: Scale, y: Scale) -> list[str]:
     out = []
     for i, row in enumerate(mark.values):
         for j, value in enumerate(row):
-            if math.isfinite(value) and abs(value) > 1e-12:
+            if math.isfinite(value):
                 side = ' class="minus"' if value < 0 else ""
                 note = mark.notes[i][j] if mark.notes else f"{value:.3g}"
                 out.append(
                     f'<rect{side} x="{x(j - 0.5):.1f}" y="{y(i - 0.5):.1f}" width="{wide:.1f}" height="{high - 1:.1f}" '
-                    f'fill-opacity="{min(1.0, abs(value) / largest):.2f}"{_note(note)}/>'
+                    f'fill-opacity="{min(1.0, max(0.05, abs(value) / largest)):.2f}"{_note(note)}/>'
                 )
     return out
 

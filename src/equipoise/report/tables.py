@@ -54,7 +54,7 @@ def body(study: Study) -> list[list[str]]:
             *(shown(name, study.table[method][name]) for name in FRONT),
             _bytes(study.cost(method)["upload"]),
             f"{study.table[method]['seconds a round'].mean:.2f}",
-            words.get(method, "reference"),
+            words.get(method, "–" if method in study.rivals else "reference"),
         ]
         for method in study.methods
     ]

@@ -114,8 +114,9 @@ def verdicts(study: Study) -> list[Verdict]:
         return []
     found = []
     for method in study.rivals:
-        compared = [study.reference, method, *([study.alone] if study.alone else [])]
-        shared = [seed for seed in study.runs[method] if all(seed in study.runs[m] for m in compared)]
+        shared = study.shared_seeds(study.reference, method)
+        alone = study.alone if study.alone and set(shared) <= set(study.runs[study.alone]) else None
+        compared = [study.reference, method, *([alone] if alone else [])]
         if shared:
             values = [np.stack([study.final(m)[seed] for seed in shared]) for m in compared]
             found.append(levelling_down(method, study.any.clients, values[0], values[1], *values[2:]))
@@ -129,11 +130,15 @@ def in_a_line(verdict: Verdict) -> str:
 
 
 # --------------------------------------------------------------------------- the whole study in words
-def chosen_by_validation(study: Study) -> str | None:
-    """The method under which the worst client stands best on validation data, mean over seeds. Test data choose nothing."""
+def chosen_by_validation(study: Study, rivals: Sequence[str] | None = None) -> str | None:
+    """The method under which the worst client stands best on validation data, mean over the seeds that all have. Test data
+    choose nothing."""
     found = {}
-    for method in study.rivals:
-        lowest = [FORMULAS["MIN"].function(values) for values in study.final(method, split="validation").values()]
+    candidates = study.rivals if rivals is None else rivals
+    seeds = study.shared_seeds(*candidates) if candidates else []
+    for method in candidates:
+        final = study.final(method, split="validation")
+        lowest = [FORMULAS["MIN"].function(final[seed]) for seed in seeds if seed in final]
         if not lowest or np.isnan(lowest).any():
             return None
         found[method] = float(np.mean(lowest))
@@ -150,8 +155,18 @@ def in_two_sentences(study: Study) -> list[str]:
         {m: paired(study.per_seed(reference, FORMULAS[f]), study.per_seed(m, FORMULAS[f])) for m in study.rivals}
         for f in ("MIN", "AVG")
     )
-    base = _pp(float(np.mean(list(study.per_seed(reference, FORMULAS["MIN"]).values()))))
-    best = chosen_by_validation(study)
+    shared = {method: study.shared_seeds(reference, method) for method in study.rivals}
+    rivals = [method for method, seeds in shared.items() if seeds]
+    apart = [
+        f"{m} has no seed in common with {reference}, and is left out here." for m in study.rivals if not shared[m]
+    ]
+    if not rivals:
+        return [f"There is nothing to compare with: no method has a seed in common with {reference}."]
+    lift = {method: lift[method] for method in rivals}
+    best = chosen_by_validation(study, rivals)
+    start = study.per_seed(reference, FORMULAS["MIN"])
+    seeds = shared[best] if best else study.shared_seeds(reference, *rivals) or list(start)
+    base = _pp(float(np.mean([start[seed] for seed in seeds])))
     passed, unclear = (sum(v.word == word for v in found) for word in ("passed", "undecided"))
     check = f"{passed} of {len(found)} methods pass the levelling-down check"
     check += f" ({unclear} undecided, {SPREAD})" if unclear else ""
@@ -164,16 +179,19 @@ def in_two_sentences(study: Study) -> list[str]:
         rise = lift[best]
         sure = "" if np.isnan(rise.low) else f" (95 % interval over seeds {_pp(rise.low)} to {_pp(rise.high)})"
         second = f"Under it the average {_moved(cost[best])}"
-        if study.alone:
+        if study.alone and study.shared_seeds(study.alone, best):
             losers = f"{study.table[best]['losers'].mean:.1f}".removesuffix(".0")  # mean over seeds, as in the table
             second += f", {losers} of {len(study.any.clients)} clients would do better alone"
         said = [
             f"Validation data choose {best}: the worst client, at {base} % under {reference}, {_moved(rise)}{sure}.",
             f"{second}, and {check}.",
         ]
-    if all(len(runs) == 1 for runs in study.runs.values()):
-        said[-1] = said[-1].removesuffix(".") + ". All this is of one seed: its spread is not known."
-    return said
+    single = [method for method in rivals if len(shared[method]) == 1]
+    if single == rivals:
+        said[-1] += " All this is of one seed: its spread is not known."
+    elif single:
+        said[-1] += f" Of {list_of(single, 12)} one seed alone can be compared: its spread is not known."
+    return [*said, *apart]
 
 
 def _sorted_out(lift: Mapping[str, Interval]) -> str:
