@@ -238,7 +238,7 @@ def test_cifar10_in_files_of_its_layout(cifar):
     federation = load_federation("cifar10")
     assert len(federation) == 100
     assert federation.input_shape == (3, 32, 32)
-    assert {(len(c.train), len(c.test)) for c in federation.clients} == {(16, 4)}
+    assert {(len(c.train), len(c.test)) for c in federation.clients} == {(16, 2)}
     assert federation.class_counts().gt(0).sum(1).max() == 2
     result = run("fedfe", load_federation("cifar10(preset='fedfv')"), rounds=2)
     assert len(result.rounds[0].clients) == 10

@@ -198,3 +198,26 @@ def test_fedfe_without_conflicts_momentum_and_q_is_uniform_fedavg():
         reports={"loss": torch.rand(4, dtype=torch.float64) + 0.1},
     )  # fmt: skip
     torch.testing.assert_close(result.theta, D.mean(0))
+
+
+def test_what_looks_at_the_final_direction_stands_last_in_every_sum():
+    for text in (
+        "afl + scaffold(server_lr=0.25)",
+        "scaffold(server_lr=0.25) + afl",
+        "afl + fedmgda_plus(step='mean_length')",
+    ):
+        try:
+            method = parse(text)
+        except EquipoiseError:  # two explicit weightings
+            continue
+        assert type(method.step[-1]).__name__ == "MeanOfRounds", text
+        assert len(method.step) == 2
+
+
+def test_a_method_of_ones_own_does_not_take_the_name_of_another():
+    def fedavg() -> Method:
+        return Method()
+
+    with pytest.raises(EquipoiseError, match="`fedavg` is a method of Equipoise"):
+        register(title="mine", reference="none")(fedavg)
+    assert METHODS["fedavg"].function.__module__ == "equipoise.methods.fedavg"

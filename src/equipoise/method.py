@@ -124,7 +124,7 @@ class Method:
             shape=_union(self.shape, other.shape),
             weigh=_explicit(self.weigh, other.weigh, self, other),
             merge=_explicit(self.merge, other.merge, self, other),
-            step=_union(self.step, other.step),
+            step=tuple(sorted(_union(self.step, other.step), key=lambda step: step.last)),
             share=_union(self.share, other.share),
             training=_agreed_training(self, other),
             pooled=self.pooled or other.pooled,
@@ -214,6 +214,9 @@ def register(
 
     def decorate(function: Callable[P, Method]) -> Callable[P, Method]:
         name = function.__name__
+        known = METHODS[name].function.__module__ if name in METHODS else ""
+        if known.startswith("equipoise.") and not function.__module__.startswith("equipoise."):
+            raise EquipoiseError(f"`{name}` is a method of Equipoise. Give your own another name.")
         entry = Entry(name, function, title, reference, per_dataset or {})
         METHODS[name] = entry
 

@@ -216,6 +216,7 @@ class Step(Part):
     """Edits the direction that is added to the model."""
 
     role = "step"
+    last: ClassVar[bool] = False  # it looks at the direction as it is in the end, whatever the order of a sum
 
     @property
     def streams(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from equipoise.data.federation import Federation, Protocol
 from equipoise.data.images import Images
-from equipoise.data.shards import FEDFE, Shards, shard_federation
+from equipoise.data.shards import Shards, shard_federation
 from equipoise.data.sources import Source
 from equipoise.training import Training
 
@@ -23,13 +23,12 @@ NORMALISED = Images((0.4914, 0.4822, 0.4465), (0.2023, 0.1994, 0.2010))  # as Fe
 
 PRESETS = {
     "fedfv": Shards(Protocol(2000, 0.1, Training(batch=None, lr=0.1), "mlp(double_softmax=True)", "fedfv")),
-    "fedfe": Shards(Protocol(1000, 0.1, Training(batch=64, lr=0.1), MODEL, "fedfe"), FEDFE),
+    "fedfe": Shards(Protocol(1000, 0.1, Training(batch=64, lr=0.1), MODEL, "fedfe")),
     "cpu": Shards(
         Protocol(
             100, 0.1, Training(batch=64, lr=0.1), MODEL, "cpu",
             "Preset cpu: FedFE's, with 100 rounds instead of 1,000.",
         ),
-        FEDFE,
     ),
 }  # fmt: skip
 

@@ -13,7 +13,7 @@ from equipoise.data.cache import Part, Pictures, pool
 from equipoise.data.digits import SOURCES
 from equipoise.data.federation import Federation, Protocol, divided_clients
 from equipoise.data.files import shards
-from equipoise.data.generated import VERSION, blended_digits
+from equipoise.data.generated import blended_digits
 from equipoise.data.images import Images
 from equipoise.data.sources import Source
 from equipoise.training import Training
@@ -26,6 +26,7 @@ AMBIGUOUS = (0.0, 0.25, 0.5, 0.75, 1.0)  # share of ambiguous images at each cli
 SAMPLES = 1_600  # of each client
 SHARES = (0.6, 0.2, 0.2)
 BLENDS = 6_000  # generated ambiguous images
+VERSION = "2"  # of these; the cache makes them again when it grows
 SOURCE = Source(
     "Ambiguous-MNIST",
     "ambiguous_mnist",
@@ -56,9 +57,12 @@ def dirty_mnist(preset: Literal["cpu", "eagle"] = "cpu", seed: int = 0) -> Feder
     real = any(shards(place, "train") for place in SOURCE.places())
     ambiguous = SOURCE.part("train", CLASSES, "ambiguous/train") if real else _generated(clean)
     images = pool("dirty-mnist", [clean, ambiguous])
+    pools = [images.parts[part.name] for part in (clean, ambiguous)]
+    if not real:
+        pools[0] = pools[0][: len(pools[0]) // 2]  # the blends are made of the others
     orders = [
-        images.parts[part.name][seeds.permutation(len(images.parts[part.name]), seed, "dirty-mnist", part.name)]
-        for part in (clean, ambiguous)
+        places[seeds.permutation(len(places), seed, "dirty-mnist", part.name)]
+        for places, part in zip(pools, (clean, ambiguous), strict=True)
     ]
     parts, used = {}, [0, 0]
     for share in AMBIGUOUS:
@@ -81,5 +85,6 @@ def _generated(clean: Part) -> Part:
 
 def _blends(clean: Part) -> Pictures:
     whole = pool("mnist", [clean])
-    mixed, labels = blended_digits(whole.x[:, 0].numpy(), whole.y.numpy(), BLENDS)
+    half = len(whole.y) // 2
+    mixed, labels = blended_digits(whole.x[half:, 0].numpy(), whole.y[half:].numpy(), BLENDS)
     return Pictures(list(mixed), np.asarray(labels), lambda i: f"generated digit {i}")

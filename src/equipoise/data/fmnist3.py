@@ -9,7 +9,7 @@ import torch
 from equipoise.data.cache import pool
 from equipoise.data.federation import Federation, Protocol, divided_clients
 from equipoise.data.images import Images
-from equipoise.data.shards import FEDFE, FEDFV, Shards
+from equipoise.data.shards import Shards
 from equipoise.data.sources import Source
 from equipoise.training import Training
 
@@ -27,11 +27,10 @@ SOURCE = Source(
 NEEDS = (SOURCE,)
 
 PRESETS = {
-    "fedfv": Shards(Protocol(200, 1.0, Training(batch=None, lr=0.1), "linear(double_softmax=True)", "fedfv"), FEDFV),
-    "fedfe": Shards(Protocol(1000, 1.0, Training(batch=400, lr=0.1), MODEL, "fedfe"), FEDFE),
+    "fedfv": Shards(Protocol(200, 1.0, Training(batch=None, lr=0.1), "linear(double_softmax=True)", "fedfv")),
+    "fedfe": Shards(Protocol(1000, 1.0, Training(batch=400, lr=0.1), MODEL, "fedfe")),
     "cpu": Shards(
         Protocol(100, 1.0, Training(batch=400, lr=0.1), MODEL, "cpu", "Preset cpu: FedFE's, with 100 rounds instead of 1,000."),
-        FEDFE,
     ),
 }  # fmt: skip
 

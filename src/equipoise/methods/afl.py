@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from equipoise.parts.weights import shares
 from equipoise.roles import Step, Weigh
 from equipoise.types import PerClient, Round, State, Stepped, Weighed
 
+IMAGES = ("scanners", "digits", "office-caltech", "pacs", "dirty-mnist", "cifar10", "mnist-shards")  # with networks
 FLOOR = 1e-3  # the least weight in a public benchmark's code
 
 
@@ -82,6 +83,8 @@ class ForgetfulAscent(Weigh):
 class MeanOfRounds(Step):
     """Leaves the direction as it is; what is scored is the mean of all rounds' models."""
 
+    last: ClassVar[bool] = True
+
     @property
     def evaluates(self) -> str | None:
         return "mean of the rounds' models"
@@ -99,7 +102,7 @@ class MeanOfRounds(Step):
     title="Weights that climb towards the clients with the largest losses",
     reference="Mohri, Sivek, Suresh, Agnostic federated learning, ICML 2019",
     # The theory's mean is one of convex problems: a network's first, untrained models would weigh it down.
-    per_dataset={name: {"evaluate": "last"} for name in ("scanners", "digits", "office-caltech", "pacs")},
+    per_dataset={name: {"evaluate": "last"} for name in IMAGES},
 )
 def afl(
     gamma: float = 0.01,

@@ -79,13 +79,15 @@ class LayerwiseFair(Merge):
         direction = torch.zeros_like(rows[0])
         used = rows.new_zeros(len(everyone), len(layout.slices), dtype=torch.float64)
         places = list(layout.slices)
+        whole = everyone.norm()
         i = 0
         while i < len(places):
             here = everyone[:, places[i]]
-            share = self._solve(gram(here), level, len(rows))
+            products = gram(here)
+            share = self._solve(products, level, len(rows))
             found = share.to(here.dtype) @ here
-            moved = here.norm() > STILL * everyone.norm()
-            if moved and found.norm() <= VANISHED * here.norm() and len(places) > 1 and not self.scaled:
+            length = products.trace().sqrt()
+            if length > STILL * whole and found.norm() <= VANISHED * length and len(places) > 1 and not self.scaled:
                 i = min(i, len(places) - 2)
                 places[i : i + 2] = [slice(places[i].start, places[i + 1].stop)]
                 continue

@@ -50,7 +50,7 @@ class MeanLength(Step):
     """The direction times the mean length of the updates as they came: unit updates get back a step that fits training."""
 
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
-        lengths = torch.linalg.vector_norm(round.updates.rows, dim=1, dtype=torch.float64)
+        lengths = torch.linalg.vector_norm(round.reported, dim=1, dtype=torch.float64)
         return Stepped(direction * lengths.mean().to(direction.dtype))
 
 

@@ -37,7 +37,7 @@ class PrototypeCurriculum(Term):
         shared = local.received.shared
         if "prototypes" not in shared:
             return losses
-        alpha = 1 - local.round / max(local.rounds - 1, 1)
+        alpha = max(0.0, 1 - local.round / max(local.rounds - 1, 1))  # a look at the finished model is one round more
         prototypes, known = shared["prototypes"], shared["prototype_known"]
         # A sample of an unknown class is compared as if it were of a known one, so that no infinity enters the gradient.
         label = torch.where(known[local.y] > 0, local.y, known.argmax())

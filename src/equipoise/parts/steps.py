@@ -28,10 +28,10 @@ class ServerRate(Step):
 class LengthOfMean(Step):
     """The direction, rescaled to the length of the plain mean of the updates as they came (FedFV).
 
-    Exactly opposite updates project each other to nothing; then the plain mean itself is taken.
+    Opposite updates project each other to nothing (but for rounding); then the plain mean itself is taken.
     """
 
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
         mean = round.reported.mean(0)
-        length = direction.norm()
-        return Stepped(direction * (mean.norm() / length) if length > 0 else mean)
+        length, wanted = direction.norm(), mean.norm()
+        return Stepped(direction * (wanted / length) if length > 1e-6 * wanted else mean)
