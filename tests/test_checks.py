@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from torch.overrides import TorchFunctionMode
 
 import faults
-from equipoise import EquipoiseError, EquipoiseWarning, aggregate, checkpoints, parse, server_round
+from equipoise import EquipoiseError, EquipoiseWarning, Layout, aggregate, checkpoints, parse, server_round
 from equipoise.checkpoints import fingerprint
-from equipoise.checks import DEPLOYED, SIMULATED, Answer, Checks, admitted, declared, expected, sound
+from equipoise.checks import DEPLOYED, SIMULATED, Answer, Checks, Expected, admitted, declared, expected, sound
 from equipoise.method import METHODS
 from equipoise.methods.afl import onto_simplex
 from equipoise.runners import opened
 from equipoise.simulation import EverySingleRow, Judge, answers, one_round, run, served_method
 from equipoise.task import Task
+from equipoise.types import Replies
 from kit import NormNet, blobs
 
 
@@ -426,3 +427,13 @@ def test_what_is_expected():
     stranger = Answer(7, 0, {})
     assert admitted([stranger], wanted) == (None, [(7, "was not asked in this round")])
     assert answers  # the same checks stand behind every runner
+
+
+def test_counts_of_batches_have_no_usual_size():
+    clients = (0, 1, 2)
+    buffers = {"seen": torch.tensor([10, 12, 100_000])}
+    replies = Replies(clients, {"samples": torch.tensor([10.0, 10.0, 10.0])}, torch.ones(3, 4), buffers)
+    wanted = Expected(0, frozenset(clients), {"samples": ()}, Layout.of({"w": (4,)}), buffers, torch.float32, {})
+    kept, refused = sound(replies, wanted)
+    assert not refused
+    assert kept.clients == clients

@@ -13,6 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from equipoise.cli import _seeds, app
+from equipoise.grammar import Mistakes
+from equipoise.plan import training_changes
 from equipoise.types import EquipoiseError
 
 COMMAND = [sys.executable, "-c", "from equipoise.cli import main; main()"]
@@ -423,3 +425,21 @@ def test_a_plugin_that_cannot_be_loaded_is_one_line(tmp_path, name, text, messag
     assert done.returncode == 2
     assert message in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+def test_an_experiment_file_is_not_overruled_in_silence(tmp_path):
+    (tmp_path / "plan.toml").write_text("methods = ['fedavg']\ndata = ['gaussians']\nseeds = [0, 0]\nrounds = 1\n")
+    done = equipoise("run", "plan.toml", "--rounds", "5", "--guard", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--rounds, --guard must stand in the file itself" in " ".join(done.stderr.split())
+    assert equipoise("run", "plan.toml", cwd=tmp_path).returncode == 0
+    assert len(list(tmp_path.glob("runs/*/manifest.json"))) == 1  # a seed that is named twice runs once
+
+
+def test_epochs_replace_the_steps_of_a_data_set():
+    assert training_changes({"epochs": 5}, Mistakes()) == {"epochs": 5, "steps": None}
+
+
+def test_resuming_what_never_began_is_an_error(tmp_path):
+    with pytest.raises(EquipoiseError, match="There is no checkpoint to go on from"):
+        invoke("run", "gaussians", "--rounds", "2", "--resume", "--out", str(tmp_path))

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import faults
-from equipoise import EquipoiseError, EquipoiseWarning, parse
+from equipoise import EquipoiseError, EquipoiseWarning, aggregate, parse
 from equipoise.guard import DEPLOYED, DRIVERS, KEY, CappedWeigh, Guard, capped, driven, guarded, within
 from equipoise.method import METHODS
 from equipoise.simulation import run
@@ -163,3 +163,18 @@ def faults_run():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "one_round", lambda judge, compute, *rest: real(judge, lie(compute), *rest))
         return run("qffl(q=2)", blobs(), rounds=2, guard=DEPLOYED, runner="inline")
+
+
+def test_an_absent_client_keeps_the_capped_weight():
+    method = guarded(parse("eagle(lam=5.0)"), DEPLOYED)
+    draw = torch.Generator().manual_seed(0)
+    theta, rows = torch.zeros(6), torch.randn(5, 6, generator=draw)
+    facts = {"num_clients": 5, "rounds": 3}
+    gaps = torch.tensor([0.0, 0.1, 0.0, 0.1, 2.0])
+    reports = {"samples": torch.full((5,), 10.0), "gap": gaps}
+    first = aggregate(method, theta, rows, clients=range(5), reports=reports, **facts)
+    there = {name: value[:4] for name, value in reports.items()}
+    second = aggregate(method, theta, rows[:4], clients=range(4), reports=there, server=first.server, **facts)
+    plain = aggregate(parse("eagle(lam=5.0)"), theta, rows, clients=range(5), reports=reports, **facts)
+    assert float(second.broadcast["weight"][4]) == pytest.approx(float(first.broadcast["weight"][4]))
+    assert float(first.broadcast["weight"][4]) < float(plain.broadcast["weight"][4]) - 0.1

@@ -19,7 +19,7 @@ from equipoise.loading import evaluate
 from equipoise.plan import read_plan
 from equipoise.records import Recorder, find, read, read_all, save
 from equipoise.simulation import Rejection
-from kit import blobs, pictures
+from kit import NormNet, blobs, pictures
 
 JOB = Job("fedavg", "gaussians", rounds=3)
 
@@ -259,3 +259,19 @@ def test_curves_have_a_column_a_client(tmp_path):
     rounds, values = read(save(result, tmp_path)).curve()
     assert rounds.tolist() == [2]
     np.testing.assert_allclose(values[-1], list(result.values().values()))
+
+
+def test_a_run_that_stopped_early_is_not_called_finished(tmp_path):
+    whole = run("fedavg", blobs(), rounds=3)
+    short = replace(whole, rounds=whole.rounds[:1], warnings=("The run stopped after 1 of 3 rounds: too few sites.",))
+    facts = read(save(short, tmp_path)).manifest
+    assert (facts["status"], facts["why"]) == ("stopped", short.warnings[0])
+    assert read(save(whole, tmp_path)).manifest["status"] == "finished"
+
+
+def test_a_model_of_which_parts_stayed_at_the_sites_is_not_loaded(tmp_path):
+    place = save(run("fedbn", blobs(), model=NormNet, rounds=1), tmp_path)
+    facts = json.loads((place / "manifest.json").read_text())
+    (place / "manifest.json").write_text(json.dumps({**facts, "runner": "flower"}))
+    with pytest.raises(EquipoiseError, match="stayed at the sites"):
+        load(place, model=NormNet)

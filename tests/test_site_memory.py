@@ -220,7 +220,9 @@ def test_the_app_keeps_what_is_unfinished_and_clears_up_after_itself(tmp_path):
     ill.fault = lambda asked, answer: (
         None if asked.content.config_records.get("equipoise", {}).get("round") == 1 else answer
     )
-    with pytest.raises(EquipoiseError, match=r"stopped after 1 of 3 rounds.* Go on with: flwr run .* resume=true"):
+    with pytest.raises(
+        EquipoiseError, match=r"stopped after 1 of 3 rounds.* Go on with the same command and --run-config resume=true"
+    ):
         server_app(plan)(ill, empty)
     (folder,) = (tmp_path / "runs" / ".checkpoints").iterdir()
     assert len(saved(folder)) == 1

@@ -171,9 +171,10 @@ def read(place: Path) -> dict[str, Any]:
 def _some_tests(run: Run, most: int) -> tuple[Tensor, list[str]]:
     """About equally many test samples of every domain, and their domains."""
     data = run.federation
-    first = {domain: next((c for c in data.clients if (c.domain or c.name) == domain), None) for domain in data.domains}
     each = max(1, most // len(data.domains))
-    parts = {domain: client.test[:each] for domain, client in first.items() if client is not None}
+    tests = {c.domain or c.name: c.test for c in reversed(data.clients) if len(c.test)}  # those of its first client
+    spread = {d: torch.linspace(0, len(test) - 1, min(each, len(test))).long() for d, test in tests.items()}
+    parts = {domain: tests[domain][spread[domain]] for domain in data.domains if domain in tests}  # of all classes
     return torch.cat(list(parts.values())), [domain for domain, part in parts.items() for _ in part]
 
 

@@ -126,10 +126,13 @@ def replaced(place: Path) -> Iterator[Path]:
     try:
         yield draft
         _sync(draft)
+        old = place.with_name(f"{UNFINISHED}old-{place.name}")
+        shutil.rmtree(old, ignore_errors=True)
         if place.exists():
-            shutil.rmtree(place)
+            place.rename(old)
         draft.rename(place)
         _sync(place.parent)
+        shutil.rmtree(old, ignore_errors=True)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise

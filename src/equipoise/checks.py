@@ -289,6 +289,8 @@ def sound(replies: Replies, wanted: Expected, checks: Checks = DEPLOYED) -> tupl
                 far = _beyond(_lengths(replies.reports[name]), limit, why)
                 refuse(far, f"report `{name}` is over {limit:g} times as large as the median one")
         for name, value in replies.buffers.items():
+            if not value.is_floating_point():  # a count of batches has no usual length
+                continue
             # Running means may well be near zero at most clients: below a root mean square of 1 nothing is large.
             usual = value[0].numel() ** 0.5
             far = _beyond(_lengths(value), checks.norm**2, why, at_least=usual)

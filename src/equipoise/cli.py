@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import typer
+from click.core import ParameterSource
 from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.measure import Measurement
@@ -128,6 +129,7 @@ def everywhere(
 
 @app.command()
 def run(
+    context: typer.Context,
     dataset: Dataset,
     method: Annotated[str, typer.Option(help="a method, for example 'eagle + fedheal(tau=0.3)'")] = "fedavg",
     rounds: Rounds = None,
@@ -169,6 +171,7 @@ def run(
 ) -> None:
     """Train one method, and show what every domain and client got; or do all that an experiment file (TOML) asks for."""
     if Path(dataset).suffix == ".toml":
+        _refuse_beside_a_file(context)
         _use_data_folder(data_dir)
         views, kinds = _chosen(live, VIEWS, "--live"), _chosen(keep, analysis.KINDS, "--keep")
         planned = read_plan(Path(dataset))
@@ -220,6 +223,20 @@ def run(
     _notes((*data.notes, *result.warnings))
     screen.print(_run_table(result))
     screen.print(f"{_seconds(result.seconds)} with the {result.runner} runner. Records: {place}", soft_wrap=True)
+
+
+def _refuse_beside_a_file(context: typer.Context) -> None:
+    """An experiment file says everything itself, but for where data and results are."""
+    free = {"dataset", "data_dir", "out", "live", "keep"}
+    given = [
+        f"--{name.replace('_', '-')}"
+        for name in context.params
+        if name not in free and context.get_parameter_source(name) == ParameterSource.COMMANDLINE
+    ]
+    if given:
+        raise EquipoiseError(
+            f"With an experiment file {', '.join(given)} must stand in the file itself, or be left out."
+        )
 
 
 @app.command()
@@ -531,7 +548,7 @@ def _training(
             if batch != "full" and not (batch.isdecimal() and int(batch)):
                 raise EquipoiseError(f"--batch must be a whole number above 0, or `full`. Found {batch!r}.")
             changes["batch"] = None if batch == "full" else int(batch)
-    return changes | ({"steps": None} if epochs is not None and steps is None else {})
+    return changes
 
 
 def _checked(
@@ -590,7 +607,13 @@ def _checked_rounds(job: Job, data: Federation) -> int:
 
 def _checkpoints(job: Job, out: Path, every: int, resume: bool) -> Checkpoints | None:
     if every:
-        return checkpoints_of(job, out, every, resume)
+        found = checkpoints_of(job, out, every, resume)
+        if resume and not saved(Path(found.folder)):
+            raise EquipoiseError(
+                f"There is no checkpoint to go on from in `{found.folder}`. A run of other settings has its own: repeat all "
+                "options, or leave --resume out to begin anew."
+            )
+        return found
     if resume:
         raise EquipoiseError("--resume needs checkpoints. Found --checkpoint-every 0: leave it out.")
     return None

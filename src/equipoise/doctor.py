@@ -198,16 +198,16 @@ def served(path: Path, key: Path, ca: Path, host: str | None = None) -> Finding:
     site.check_hostname = host is not None
     try:
         server.load_cert_chain(path, key, password="")
-    except ssl.SSLError as error:
-        if error.reason == "KEY_VALUES_MISMATCH":
+    except OSError as error:  # ssl.SSLError is one
+        if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
             return Finding(
                 name, "bad", f"{key} is not its key", "Name the key that it was made with, or make both anew."
             )
-        advice = "Both must be PEM, and the key without a password."
+        advice = "Both must be PEM files that you may read, and the key without a password."
         return Finding(name, "bad", f"{path} or {key} cannot be read", advice)
     try:
         site.load_verify_locations(cafile=str(ca))
-    except ssl.SSLError:
+    except OSError:
         return Finding(name, "bad", f"{ca} is no certificate in PEM form", "Export it as PEM, from BEGIN to END.")
     try:
         shown = _handshake(server, site, host)

@@ -203,4 +203,8 @@ class CappedShare(_Around, Share):
         rows = found.shared["weight"]
         assert isinstance(rows, PerClient)
         weights = capped(rows.take(round.clients).double(), _limits(self.share, round, "samples" in self.needs))
-        return Sent({**found.shared, "weight": rows.put(round.clients, weights)}, found.state)
+        rows = rows.put(round.clients, weights)
+        state = (
+            {**found.state, "weight": rows} if "weight" in found.state else found.state
+        )  # absent ones keep the capped weight
+        return Sent({**found.shared, "weight": rows}, state)

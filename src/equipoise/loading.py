@@ -88,7 +88,12 @@ def load(place: Path | str, model: ModelSource | None = None) -> Loaded:
         model=model or facts["model"],
         training=Training(**facts["training"]),
         buffers=buffers,
+        seed=facts["seed"],
     )
+    if facts["runner"] == "flower" and (task.private or "local" in task.policies.values()):
+        raise EquipoiseError(
+            f"Parts of the models of `{place}` stayed at the sites: there is no whole model here to load."
+        )
     shared = {name: value for name, value in stored.items() if "/" not in name}
     own: dict[str, dict[str, Tensor]] = {}
     for name, value in stored.items():

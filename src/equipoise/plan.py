@@ -54,7 +54,7 @@ def read_plan(path: Path) -> list[Job]:
     seeds = _seeds(file)
     changes = training_changes(_table(file, "training"), file.mistakes, lambda name: file.place("training", name))
     found = []
-    for dataset in _texts(file, "data"):
+    for dataset in dict.fromkeys(_texts(file, "data")):
         with file.noted("data", item=dataset):
             data = loaded(dataset, file.mistakes)
             training = replace(data.protocol.training, **changes) if data and changes else None
@@ -174,7 +174,7 @@ def _seeds(file: _File) -> list[int]:
             )
         require(len(several) <= MOST, "seeds", f"at most {MOST}", given)
         found = [int(str(fitted(seed, int, "each of the seeds"))) for seed in several]
-    return found  # noqa: RET504 - none of them, where a mistake was noted
+    return list(dict.fromkeys(found))  # none of them, where a mistake was noted
 
 
 def _expanded(file: _File) -> list[str]:
@@ -229,4 +229,6 @@ def training_changes(
             wanted = None if value == "full" and optional else fitted(value, hints[name], name)
             Training(**{name: wanted})  # type: ignore[arg-type]
             found[name] = wanted
+    if "epochs" in found and "steps" not in found:
+        found["steps"] = None  # otherwise the data set's own number of steps would win
     return found

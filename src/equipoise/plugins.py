@@ -9,9 +9,10 @@ import hashlib
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
+from equipoise.method import METHODS, Method
 from equipoise.types import EquipoiseError
 
 VARIABLE = "EQUIPOISE_PLUGINS"
@@ -33,9 +34,10 @@ def load_named() -> None:
     load([file for file in os.environ.get(VARIABLE, "").split(os.pathsep) if file])
 
 
-def code_of(classes: Iterable[type]) -> dict[str, str]:
-    """For the classes that are not Equipoise's own: their files, each with a hash of what it holds."""
-    modules = {one.__module__: sys.modules.get(one.__module__) for one in classes}
+def code_of(method: Method) -> dict[str, str]:
+    """The files of a method's functions and parts that are not Equipoise's own, each with a hash of what it holds."""
+    used = [*map(type, method.parts), *(METHODS[call.name].function for call in method.calls)]
+    modules = {one.__module__: sys.modules.get(one.__module__) for one in used}
     files = {
         Path(file)
         for name, module in modules.items()

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -113,7 +114,7 @@ def manifest(run: Run, status: str = "finished", why: str = "") -> dict[str, Any
             **{name: version(name) for name in ("equipoise", "torch", "numpy", "pyarrow")},
         },
     }
-    if own := code_of(type(part) for part in run.method.parts):
+    if own := code_of(run.method):
         facts["code"] = own
     facts["digest"] = _digest(facts)
     return facts
@@ -196,10 +197,12 @@ class Recorder:
             for name, schema in TABLES.items():
                 pq.write_table(_streamed(self.place / f"{name}.arrows", schema), self.place / f"{name}.parquet")
             save_file(_tensors(run), self.place / "model.safetensors")
-            _write(self.place / "manifest.json", manifest(run))
+            stopped = len(run.rounds) < int(str(run.settings["rounds"]))  # too few sites answered
+            why = run.warnings[-1] if stopped and run.warnings else ""
+            _write(self.place / "manifest.json", manifest(run, "stopped" if stopped else "finished", why))
             for name in TABLES:
                 (self.place / f"{name}.arrows").unlink()
-        except OSError as error:
+        except (OSError, SafetensorError) as error:
             raise _unwritable(self.place, error) from None
         finally:
             self.lock.close()
@@ -241,8 +244,9 @@ def _tensors(run: Run) -> dict[str, Tensor]:
     everyone = range(len(run.task.federation))
     whole = tensors_of(run.task, run.server, run.states, everyone)
     found = dict(whole)
-    own = run.task.private | set(run.task.personal.names)
-    own |= {name for name, policy in run.task.policies.items() if policy == "local"}
+    own = set(run.task.personal.names)
+    if not run.federation.elsewhere:  # otherwise they stayed at the sites
+        own |= run.task.private | {name for name, policy in run.task.policies.items() if policy == "local"}
     for k in everyone if own else ():
         mine = tensors_of(run.task, run.server, run.states, [k])
         found |= {f"client {run.task.federation.clients[k].name}/{name}": mine[name] for name in sorted(own)}
@@ -256,8 +260,9 @@ def _write(path: Path, facts: Mapping[str, object]) -> None:
     new.replace(path)
 
 
-def _unwritable(place: Path, error: OSError) -> EquipoiseError:
-    return EquipoiseError(f"Cannot write the run to `{place}`: {error.strerror}. Choose another --out.")
+def _unwritable(place: Path, error: Exception) -> EquipoiseError:
+    why = getattr(error, "strerror", None) or error
+    return EquipoiseError(f"Cannot write the run to `{place}`: {why}. Choose another --out.")
 
 
 def _plain(value: object) -> object:

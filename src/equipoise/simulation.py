@@ -24,6 +24,7 @@ from equipoise.grammar import require
 from equipoise.guard import Guard, believed, guarded
 from equipoise.method import Method, parse
 from equipoise.metrics import Figures, figures
+from equipoise.plugins import code_of
 from equipoise.roles import Phase, Step
 from equipoise.round import Aggregated, begin, broadcast_of, server_probe, server_round
 from equipoise.runners import Errand, Runner, RunnerName, choose, cores, opened
@@ -174,13 +175,13 @@ def run(
         runner=name,
         scored=scored_model(chosen, task),
         settings=settings,
-        model=_model_name(model, data),
+        model=model_name(model or data.protocol.model),
     )
     splits: tuple[Split, ...] = ("test", "validation") if any(len(c.validation) for c in data.clients) else ("test",)
     facts = {
         "method": str(chosen), "data": data.fingerprint, "model": begun.model, "seed": seed, **settings,
         "training": asdict(task.training), "runner": name, "first model": checkpoints.fingerprint(start.server),
-        "checks": asdict(checks),
+        "checks": asdict(checks), **({"code": code} if (code := code_of(chosen)) else {}),
     }  # fmt: skip
     folder = None if checkpoint is None else Path(checkpoint.folder)
     with nullcontext() if folder is None else checkpoints.held(folder):
@@ -412,9 +413,10 @@ def record_of(
     return RoundRecord(number, done.clients, weights, where, tuple(scores), seconds, rejected)
 
 
-def _model_name(model: ModelSource | None, data: Federation) -> str:
-    if model is None or isinstance(model, str):
-        return model or data.protocol.model
+def model_name(model: ModelSource) -> str:
+    """How a model is called in records: as it was written, or by its class or function."""
+    if isinstance(model, str):
+        return model
     return type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "own model")
 
 

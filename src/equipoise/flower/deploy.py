@@ -59,7 +59,7 @@ def write_app(folder: Path, plan: Plan, schema: Mapping[str, object] | None = No
 
     `schema` holds the classes and columns of sites that bring their own data.
     """
-    if folder.exists() and any(folder.iterdir()):
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise EquipoiseError(f"`{folder}` is not empty. Name a new folder.")
     title = f"{plan.chosen} on {plan.data or 'data of the sites'}, with Equipoise"
     files = {

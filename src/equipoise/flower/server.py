@@ -42,6 +42,7 @@ from equipoise.simulation import (
     RoundRecord,
     Run,
     as_believed,
+    model_name,
     record_of,
     refuse_infinite,
 )
@@ -62,6 +63,11 @@ def server_app(plan: Plan | None = None) -> ServerApp:
         agreed = plan or Plan.from_config(context.run_config)
         kept = checkpoints_of(agreed)
         folder = Path(kept.folder)
+        if agreed.resume and not checkpoints.saved(folder):
+            raise EquipoiseError(
+                f"There is nothing to resume in `{folder}`: a run of other settings has its own checkpoints. Repeat all of the "
+                "settings that the run began with, or leave `resume` out to begin anew."
+            )
         try:
             result = federate(grid, agreed, on_round=_say, checkpoint=kept)
         finally:
@@ -71,7 +77,8 @@ def server_app(plan: Plan | None = None) -> ServerApp:
         for text in result.warnings:
             print(f"Note: {text}", flush=True)
         if len(result.rounds) < _total(result):
-            raise EquipoiseError(f"{result.warnings[-1]} Go on with: flwr run ... --run-config resume=true")
+            advice = "Go on with the same command and --run-config resume=true, with all settings as they were."
+            raise EquipoiseError(f"{result.warnings[-1]} {advice}")
         checkpoints.discard(folder)
 
     return app
@@ -79,7 +86,9 @@ def server_app(plan: Plan | None = None) -> ServerApp:
 
 def checkpoints_of(plan: Plan) -> Checkpoints:
     """A folder that belongs to this plan alone. Sites remember two states, so the server keeps every round."""
-    digest = hashlib.sha256(repr(replace(plan, resume=False, method=str(plan.chosen))).encode()).hexdigest()[:8]
+    model = None if plan.model is None else model_name(plan.model)
+    settings = replace(plan, resume=False, method=str(plan.chosen), model=model)
+    digest = hashlib.sha256(repr(settings).encode()).hexdigest()[:8]
     return Checkpoints(Path(plan.out) / CHECKPOINTS / f"flower-seed{plan.seed}-{digest}", every=1, resume=plan.resume)
 
 
@@ -186,6 +195,7 @@ def _federate(
             raise EquipoiseError(text)
         warnings.append(text)
     policies = {"buffers": plan.buffers, "eval_every": plan.eval_every, "device": "cpu"}
+    watched = {"guard": asdict(judge.guard)} if judge.guard else {}
     limits = {"min_sites": plan.min_sites, "round_timeout": plan.round_timeout, "too_few": plan.too_few}
     return Run(
         method=method,
@@ -200,8 +210,8 @@ def _federate(
         scored=scored_model(method, task),
         warnings=tuple(warnings),
         seconds=time.perf_counter() - began,
-        settings={"rounds": total, "participation": part, **policies, **limits},
-        model=data.protocol.model if plan.model is None else str(plan.model),
+        settings={"rounds": total, "participation": part, **policies, **limits, **watched},
+        model=model_name(plan.model or data.protocol.model),
     )
 
 
@@ -335,8 +345,12 @@ class Desk:
         mistakes = {node: why for node, why in silent.items() if why != SILENT}
         rivals: dict[int, str] = {}
         for node, content in sorted(answers.items()):
-            about = json.loads(str(wire.facts(content)["about"]))
-            name = str(about["name"])
+            try:
+                about = json.loads(str(wire.facts(content)["about"]))
+                name = str(about["name"])
+            except (EquipoiseError, ValueError, KeyError, TypeError):
+                mistakes[node] = "it does not say which site it is."
+                continue
             if self.nodes.get(name) in present - self.silent:
                 rivals[node] = f"two nodes call themselves `{name}`. Name each with --node-config 'site=\"...\"'."
             elif self.names and name not in self.names:
@@ -391,7 +405,7 @@ class Desk:
             try:
                 _check(content, self.names[node_of[node]], broadcast.round, node_of[node], task, kind)
                 usable[node_of[node]] = content
-            except (EquipoiseError, ValueError, KeyError) as error:
+            except (EquipoiseError, ValueError, KeyError, TypeError, EOFError) as error:
                 rejected[node_of[node]] = wire.mistake(error)
         return usable, [Rejection(self.names[k], rejected[k]) for k in sorted(rejected)]
 
@@ -434,8 +448,10 @@ def _check(content: RecordDict, name: str, r: int, client: int, task: Task, kind
         raise EquipoiseError(f"it answered round {int(str(said['round'])) + 1} in round {r + 1}.")
     if kind != "evaluate":
         wire.reply_of(content, task.layout, client, trains=kind == "train")
-    elif not all(isinstance(value, float) for value in content.metric_records["scores"].values()):
+        return
+    if not all(isinstance(value, float) for value in content.metric_records["scores"].values()):
         raise EquipoiseError("its scores are not numbers.")
+    int(str(said["samples"]))
 
 
 # --------------------------------------------------------------------------- a federation without data

@@ -6,6 +6,7 @@ model from shared memory and write their clients' updates into shared rows, so t
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -113,6 +114,7 @@ def _shared(*shape: int, dtype: torch.dtype) -> Tensor:
 
 def _work(pipe: Connection, number: int, method: Method, task: Task, theta: Tensor, rows: Tensor, stacked: int) -> None:
     """A worker's life: answer until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C, and closes the pipe
     torch.set_num_threads(1)
     torch.set_default_dtype(theta.dtype)
     compute = in_process(method, task, stacked)
