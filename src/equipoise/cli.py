@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
 import typer
-from click.core import ParameterSource
 from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.measure import Measurement
@@ -228,15 +227,11 @@ def run(
 def _refuse_beside_a_file(context: typer.Context) -> None:
     """An experiment file says everything itself, but for where data and results are."""
     free = {"dataset", "data_dir", "out", "live", "keep"}
-    given = [
-        f"--{name.replace('_', '-')}"
-        for name in context.params
-        if name not in free and context.get_parameter_source(name) == ParameterSource.COMMANDLINE
-    ]
+    sources = {name: context.get_parameter_source(name) for name in context.params if name not in free}
+    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if given:
-        raise EquipoiseError(
-            f"With an experiment file {', '.join(given)} must stand in the file itself, or be left out."
-        )
+        words = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise EquipoiseError(f"With an experiment file {words} must stand in the file itself, or be left out.")
 
 
 @app.command()
