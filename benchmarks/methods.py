@@ -22,12 +22,12 @@ from equipoise.method import METHODS
 
 # Methods whose mathematics demands further passes, counted apart: name -> what they do besides local training.
 APART = {
-    "moon": "two more forward passes a step",
+    "moon": "features by two frozen models once a round, a contrast a step",
     "fedequilibria": "exact Fisher of every sample once a round",
     "ditto": "a second model trained a round",
-    "scaffold": "a correction of every gradient",
-    "feddyn": "a correction of every gradient",
-    "fedprox": "a correction of every gradient",
+    "scaffold": "a force on every gradient",
+    "feddyn": "forces on every gradient, clipped with it",
+    "fedprox": "a force on every gradient",
     "fedproc": "prototypes, and a contrast a step",
     "fedproto": "prototypes, and a distance a step",
     "fpl": "prototypes, and a contrast a step",

@@ -28,6 +28,24 @@ def equipoise(*words, cwd, width=160):
     )  # fmt: skip
 
 
+def stopped(words, cwd, ready, stop):
+    """A command that is stopped once something is `ready`: its exit code, and what it printed."""
+    process = subprocess.Popen(
+        [*COMMAND, *words], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        env={"COLUMNS": "160", "PATH": ""},
+    )  # fmt: skip
+    try:
+        end = time.monotonic() + 120
+        while time.monotonic() < end and not ready():
+            time.sleep(0.1)
+        stop(process)
+        out, err = process.communicate(timeout=60)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    return process.returncode, out, err
+
+
 def invoke(*words):
     return CliRunner(env={"COLUMNS": "160"}).invoke(app, list(words), catch_exceptions=False)
 
@@ -104,43 +122,25 @@ def test_a_narrow_terminal_still_shows_the_methods(tmp_path):
 
 def test_a_terminated_run_keeps_its_rounds(tmp_path):
     """What a cluster's scheduler sends before it kills."""
-    process = subprocess.Popen(
-        [*COMMAND, "run", "scanners", "--rounds", "100000", "--runner", "inline"],
-        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env={"COLUMNS": "160", "PATH": ""},
-    )  # fmt: skip
-    try:
-        end = time.monotonic() + 120
-        grown = 20_000  # bytes of the rounds' records: some are over
-        while time.monotonic() < end and sum(f.stat().st_size for f in tmp_path.glob("runs/*/records.arrows")) < grown:
-            time.sleep(0.1)
-        process.terminate()
-        _, err = process.communicate(timeout=60)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 130, err
+    words = ("run", "scanners", "--rounds", "100000", "--runner", "inline")
+
+    def some_rounds_are_over():
+        return sum(f.stat().st_size for f in tmp_path.glob("runs/*/records.arrows")) > 20_000
+
+    code, _, err = stopped(words, tmp_path, some_rounds_are_over, lambda process: process.terminate())
+    assert code == 130, err
     assert "--resume" in err
     (manifest,) = tmp_path.glob("runs/*/manifest.json")
     assert json.loads(manifest.read_text())["status"] != "running"
 
 
 def test_ctrl_c_stops_at_once_and_keeps_what_is_finished(tmp_path):
-    process = subprocess.Popen(
-        [*COMMAND, "compare", "scanners", "--methods", "fedavg", "--seeds", "40", "--rounds", "4", "--workers", "1"],
-        cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env={"COLUMNS": "160", "PATH": ""},
+    words = ("compare", "scanners", "--methods", "fedavg", "--seeds", "40", "--rounds", "4", "--workers", "1")
+    code, out, err = stopped(
+        words, tmp_path, lambda: len(list(tmp_path.glob("runs/*/manifest.json"))) >= 2,
+        lambda process: os.killpg(process.pid, signal.SIGINT),
     )  # fmt: skip
-    try:
-        end = time.monotonic() + 120
-        while time.monotonic() < end and len(list(tmp_path.glob("runs/*/manifest.json"))) < 2:
-            time.sleep(0.1)
-        os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=60)
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 130, err
+    assert code == 130, err
     assert "runs are finished and stored" in err
     assert "fedavg" in out
     before = len(list(tmp_path.glob("runs/*/manifest.json")))

@@ -16,7 +16,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from equipoise import EquipoiseError, EquipoiseWarning, run
 from equipoise.flower import Plan, client_app, federate, wire
 from equipoise.method import METHODS
-from equipoise.records import save
+from equipoise.records import read_all, save
+from equipoise.report.study import studies
+from equipoise.report.verdict import verdicts
 from flower_kit import LoopGrid
 from kit import NormNet, blobs, pictures
 from test_every_method import QUICK, needs_images
@@ -183,6 +185,7 @@ FAULTS = {
     "it answered as 'c0'": renamed,
     "it answered round 1 in round 2": stale,
     "has no arrays `update`": without_arrays,
+    "can't convert": with_update(lambda a: {n: Array(np.full(v.numpy().shape, "x")) for n, v in a.items()}),
 }
 
 
@@ -196,6 +199,33 @@ def test_a_bad_answer_is_left_out_and_leaves_no_trace(why):
     assert [record.clients for record in result.rounds] == [(0, 1, 2, 3), (0, 2, 3), (0, 1, 2, 3)]
     silent = on_flower("scaffold", blobs(), breaking((1, 1), lambda *_: None), rounds=3)
     assert torch.equal(result.server.theta, silent.server.theta)
+
+
+def test_an_odd_evaluation_or_greeting_ends_no_run():
+    def without(kind, key):
+        def fault(asked, answer):
+            if (
+                asked.metadata.message_type == kind
+                and answer.content.config_records[wire.FACTS].get("name", "c1") == "c1"
+            ):
+                del answer.content.config_records[wire.FACTS][key]
+            return answer
+
+        return fault
+
+    result = on_flower("fedavg", blobs(), without("evaluate", "samples"), rounds=2)
+    assert {score.client for score in result.rounds[-1].scores} == {"c0", "c2", "c3"}
+    assert "does not say on how many samples" in result.rounds[-1].rejected[0].why
+    with pytest.raises(EquipoiseError, match="it does not say which site it is"):
+        on_flower("fedavg", blobs(), without("query.hello", "about"), rounds=2, round_timeout=1)
+
+
+def test_what_each_site_gained_is_one_section_of_the_report(tmp_path):
+    for text in ("qffl", "fedavg", "local_only"):
+        save(on_flower(text, blobs(), rounds=2), tmp_path)
+    (study,) = studies(read_all([tmp_path])[0])
+    assert list(study.runs) == ["fedavg", "qffl", "local_only"]
+    assert [verdict.method for verdict in verdicts(study)] == ["qffl"]
 
 
 def test_an_answer_that_comes_twice_counts_once():

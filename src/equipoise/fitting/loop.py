@@ -13,7 +13,7 @@ from torch import Tensor
 from equipoise.fitting.batches import Group, augmentation, groups_of, noise_of, plan, samples
 from equipoise.fitting.frozen import frozen_features, looked_up
 from equipoise.fitting.objective import Moment, Start
-from equipoise.fitting.steps import AutogradSteps, FactoredSteps, Steps
+from equipoise.fitting.steps import AutogradSteps, Cohort, FactoredSteps, Steps
 from equipoise.fitting.trees import pick
 from equipoise.roles import Term
 from equipoise.task import Task
@@ -61,12 +61,11 @@ def fit(
     frozen = frozen_features(task, terms, start, ids, mine, int(planned.sizes.sum())) if draws is None else {}
     losses = torch.zeros(planned.sizes.shape[1], len(clients), device=task.device)
 
-    moment = Moment(0, round, rounds, training.lr)
+    cohort = Cohort(task, terms, start, mine, values, training, Moment(0, round, rounds, training.lr))
     if task.factored is not None and training.plain:
-        advance: Steps = FactoredSteps(task, terms, start, mine, values, training, moment)
+        advance: Steps = FactoredSteps(cohort)
     else:
-        noise = partial(noise_of, task, ids, seed, purpose, round)
-        advance = AutogradSteps(task, terms, start, mine, values, statistics, training, noise, moment)
+        advance = AutogradSteps(cohort, statistics, partial(noise_of, task, ids, seed, purpose, round))
     same = planned.repeats and draws is None
     groups: list[Group] = []
     changed = np.any(np.diff(planned.sizes, axis=1, prepend=-1), axis=0).tolist()

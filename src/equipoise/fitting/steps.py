@@ -33,6 +33,22 @@ Steps = Callable[
 ]  # (step, clients at work, groups) -> mean base losses of each group
 
 
+class Cohort(NamedTuple):
+    """Clients that train together: what they train, with what, and what they have of their own."""
+
+    task: Task
+    terms: Sequence[Term]
+    start: Start
+    mine: Tree  # in the order of `Start.per_client`
+    values: Tensors  # [m, ...], changed in place
+    training: Training
+    moment: Moment
+
+    @property
+    def forces(self) -> dict[str, Force]:
+        return forces_of(self.terms, self.start, self.mine, len(next(iter(self.values.values()))))
+
+
 class Stack(NamedTuple):
     """What the clients at work have, one beside the other."""
 
@@ -50,22 +66,13 @@ class FactoredSteps:
     two steps is looked up once.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        terms: Sequence[Term],
-        start: Start,
-        mine: Tree,
-        values: Tensors,
-        training: Training,
-        moment: Moment,
-    ) -> None:
-        self.task, self.terms, self.start, self.training, self.moment = task, terms, start, training, moment
-        momenta = {n: torch.zeros_like(v) for n, v in values.items()} if training.momentum else {}
-        self.everyone = Stack(values, momenta, mine, forces_of(terms, start, mine, len(next(iter(values.values())))))
-        self.correcting = any(overrides(term, "correct") for term in terms)
-        self.changing = any(overrides(term, hook) for term in terms for hook in ("base", "loss"))
-        self.scaling = scaling(terms)
+    def __init__(self, cohort: Cohort) -> None:
+        self.task, self.terms, self.start, mine, values, self.training, self.moment = cohort
+        momenta = {n: torch.zeros_like(v) for n, v in values.items()} if self.training.momentum else {}
+        self.everyone = Stack(values, momenta, mine, cohort.forces)
+        self.correcting = any(overrides(term, "correct") for term in self.terms)
+        self.changing = any(overrides(term, hook) for term in self.terms for hook in ("base", "loss"))
+        self.scaling = scaling(self.terms)
         self.working = 0
 
     def __call__(self, step: int, working: int, groups: list[Group]) -> list[Tensor]:
@@ -164,20 +171,10 @@ class AutogradSteps:
     """Any model, any terms, any optimiser of torch."""
 
     def __init__(
-        self,
-        task: Task,
-        terms: Sequence[Term],
-        start: Start,
-        mine: Tree,
-        values: Tensors,
-        statistics: Tensors,
-        training: Training,
-        noise: Callable[[Sequence[int], Integers, int], Tensors],
-        moment: Moment,
+        self, cohort: Cohort, statistics: Tensors, noise: Callable[[Sequence[int], Integers, int], Tensors]
     ) -> None:
-        self.task, self.terms, self.start, self.mine, self.training = task, terms, start, mine, training
-        self.values, self.statistics, self.noise, self.moment = values, statistics, noise, moment
-        self.forces = forces_of(terms, start, mine, len(next(iter(values.values()))))
+        self.task, self.terms, self.start, self.mine, self.values, self.training, self.moment = cohort
+        self.statistics, self.noise, self.forces = statistics, noise, cohort.forces
         self.leaves: Tensors = {}
         self.optimiser: torch.optim.Optimizer | None = None
         self.working = 0

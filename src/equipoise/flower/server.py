@@ -451,7 +451,8 @@ def _check(content: RecordDict, name: str, r: int, client: int, task: Task, kind
         return
     if not all(isinstance(value, float) for value in content.metric_records["scores"].values()):
         raise EquipoiseError("its scores are not numbers.")
-    int(str(said["samples"]))
+    if not str(said.get("samples", "")).isdecimal():
+        raise EquipoiseError("it does not say on how many samples it was scored.")
 
 
 # --------------------------------------------------------------------------- a federation without data
