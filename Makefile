@@ -19,7 +19,7 @@ demo: $(BIN)/equipoise
 	$(BIN)/equipoise compare scanners
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --cov -n auto --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --cov -n auto --dist loadfile --max-worker-restart=0
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

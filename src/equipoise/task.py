@@ -22,7 +22,7 @@ from equipoise.method import Method
 from equipoise.models import Noise, adapt, build_model
 from equipoise.models.adapt import Adapted
 from equipoise.models.noise import hand_in_noise
-from equipoise.models.pixels import pixelwise
+from equipoise.models.pixels import store_by_pixel
 from equipoise.roles import Mark, Wrap
 from equipoise.training import Training
 from equipoise.types import EquipoiseError, Factored, Layout, Outputs, Samples, Server, Setting, Tensors
@@ -198,9 +198,9 @@ class Task:
         model beside the global one, `personal` scores that.
         """
         found: dict[str, list[Tensor]] = {}
-        stored = {name: pixelwise(value) for name, value in params.items()}
         for x, y, _ in self.chunks(Samples(index, None)):
-            out = self.apply(stored, buffers, pixelwise(x))
+            stored, images = store_by_pixel(params, x)
+            out = self.apply(stored, buffers, images)
             main = out.extra.get(PERSONAL_LOGITS, out.logits) if personal else out.logits
             views = {"accuracy": main} | {
                 f"accuracy of {name.removeprefix('view ')}": logits

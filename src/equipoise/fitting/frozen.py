@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from equipoise.fitting.objective import Start, asked, overrides
-from equipoise.fitting.trees import Tree, for_each, tree_map
-from equipoise.models.pixels import pixelwise
+from equipoise.fitting.trees import Tree, for_each
+from equipoise.models.pixels import store_by_pixel
 from equipoise.roles import Term
 from equipoise.seeds import Integers
 from equipoise.task import EVALUATION_BATCH, Task
@@ -39,7 +39,7 @@ def frozen_features(
         return asked(terms, start.received(*mine[:3]), mine[3])
 
     def features_of(model: Model, x: Tensor) -> Tensor:
-        stored, images = tree_map(pixelwise, (model.params, x)) if count == 1 else (model.params, x)
+        stored, images = store_by_pixel(model.params, x) if count == 1 else (model.params, x)
         return task.apply(stored, model.buffers, images).features
 
     found: Tensors = {}

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise.fitting.trees import Tree, for_each, tree_map
-from equipoise.models.pixels import pixelwise
+from equipoise.fitting.trees import Tree, for_each
+from equipoise.models.pixels import store_by_pixel
 from equipoise.roles import Term
 from equipoise.task import Mode, Task
 from equipoise.types import ClientState, Layout, Local, Model, Outputs, Received, Tensors
@@ -105,7 +105,7 @@ def losses_of(
     def alone(
         params: Tensors, buffers: Tensors, noise: Tensors, x: Tensor, y: Tensor, *rest: Tree
     ) -> tuple[Tensor, Tensor, Tensors]:
-        stored, images = tree_map(pixelwise, (params, x)) if count == 1 else (params, x)
+        stored, images = store_by_pixel(params, x) if count == 1 else (params, x)
         out, buffers = task.forward(stored, buffers, images, mode, noise)
         losses = F.cross_entropy(out.logits, y, reduction="none")
         return *objective(losses, out, params, x, y, *rest), buffers

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from equipoise import seeds
-from equipoise.models.pixels import pixelwise
+from equipoise.models.pixels import store_by_pixel
 from equipoise.roles import Report
 from equipoise.types import EquipoiseError, Samples, Tensors, Trained
 
@@ -134,11 +134,12 @@ def _layers(model: nn.Module) -> dict[str, nn.Module]:
 def _by_layers(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> Tensors:
     layers = _layers(model)
     seen: list[tuple[str, Tensor, Tensor]] = []  # layer, input, output
-    tracked = {name: pixelwise(value.detach()).requires_grad_() for name, value in params.items()}
+    stored, images = store_by_pixel(params, x)
+    tracked = {name: value.detach().requires_grad_() for name, value in stored.items()}
     with ExitStack() as hooks, torch.enable_grad():
         for name, layer in layers.items():
             hooks.enter_context(layer.register_forward_hook(lambda _, i, o, name=name: seen.append((name, i[0], o))))
-        logits = functional_call(model, {**tracked, **buffers}, (pixelwise(x),)).logits
+        logits = functional_call(model, {**tracked, **buffers}, (images,)).logits
         loss = F.cross_entropy(logits, y, reduction="sum")
         outputs = [output for _, _, output in seen]
         gradients: tuple[Tensor | None, ...] = torch.autograd.grad(loss, outputs, allow_unused=True)
