@@ -13,9 +13,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from equipoise.comparison import tabulate
-from equipoise.experiment import Failure, Job, execute_all, jobs
 from equipoise.method import parse
+from equipoise.study.comparison import tabulate
+from equipoise.study.jobs import Failure, Job, execute_all, jobs
 
 HOSTS = ("fedavg", "fedprox", "scaffold", "moon", "feddyn", "fedproc", "fedproto")
 PLUGINS = ("", "afl", "qffl", "fedheal")

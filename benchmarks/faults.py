@@ -31,14 +31,14 @@ import torch
 
 from equipoise import EquipoiseError, EquipoiseWarning, Federation, Method, Protocol, Training, parse, run, server_round
 from equipoise import guard as guards
-from equipoise.checkpoints import Checkpoints, fingerprint, latest, read, saved
-from equipoise.checks import DEPLOYED, SIMULATED, Answer, Expected, Refusal, admitted, declared, expected, sound
-from equipoise.guard import Guard
+from equipoise.engine.checkpoints import Checkpoints, fingerprint, latest, read, saved
+from equipoise.engine.checks import DEPLOYED, SIMULATED, Answer, Expected, Refusal, admitted, declared, expected, sound
+from equipoise.engine.guard import Guard
+from equipoise.engine.runners import Errand, opened
+from equipoise.engine.runners.processes import without_main
 from equipoise.method import METHODS
-from equipoise.records import read as read_run
-from equipoise.round import begin, broadcast_of, client_round
-from equipoise.runners import Errand, opened
-from equipoise.runners.processes import without_main
+from equipoise.rounds.server import begin, broadcast_of, client_round
+from equipoise.runs.records import read as read_run
 from equipoise.task import ModelSource, Task
 from equipoise.types import Replies, Round, Server, Setting
 from equipoise.updates import Updates
@@ -280,7 +280,7 @@ def lied(
     seed: int = 0,
 ) -> tuple[list[dict[int, float]], dict[str, float]]:
     """Shares of the weights in every round, and the final accuracies."""
-    import equipoise.simulation as module
+    import equipoise.engine.loop as module
 
     real, sent = module.one_round, []
 

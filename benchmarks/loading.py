@@ -14,8 +14,8 @@ from dataclasses import replace
 import torch
 
 from equipoise import EquipoiseError, load_federation, parse
-from equipoise.fitting import loop
-from equipoise.round import begin, broadcast_of, client_round
+from equipoise.local import loop
+from equipoise.rounds.server import begin, broadcast_of, client_round
 from equipoise.task import Task
 
 SAMPLES = 256  # of a client: enough for a ratio, and quick with a network of full width

@@ -16,8 +16,8 @@ import torch
 
 from equipoise import EquipoiseWarning, Federation, run
 from equipoise.data import Protocol
-from equipoise.records import read_all, save
-from equipoise.report.page import write
+from equipoise.runs.records import read_all, save
+from equipoise.study.report.page import write
 from equipoise.training import Training
 
 METHODS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from equipoise.method import METHODS, ROLES, parse
-from equipoise.privacy import table
+from equipoise.method.privacy import table
 
 START, END = "<!-- from the code -->", "<!-- end -->"
 FOLDER = Path(__file__).parent / "methods"

@@ -19,8 +19,8 @@ import pyarrow.parquet as pq
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from equipoise.data import load_federation
-from equipoise.records import read
-from equipoise.report.page import write as write_report
+from equipoise.runs.records import read
+from equipoise.study.report.page import write as write_report
 from loopback import Loopback, command
 
 ROUNDS, TIMEOUT = 6, 25

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import equipoise
 from equipoise import Aggregated, Federation, Layout, Method, Outputs, Protocol, Training, client_round, server_round
 from equipoise.roles import Term
-from equipoise.round import begin, broadcast_of
+from equipoise.rounds.server import begin, broadcast_of
 from equipoise.task import Task
 from equipoise.types import ClientState, Local, Received, Replies, Server, Tensors
 

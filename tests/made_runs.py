@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from equipoise.records import RECORDS, SCHEMA, WEIGHTS
+from equipoise.runs.records import RECORDS, SCHEMA, WEIGHTS
 
 
 def made(

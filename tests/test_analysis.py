@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from equipoise import EquipoiseError, analysis, run
-from equipoise.experiment import AlreadyDoneError, Job, execute_all, jobs, recorded
-from equipoise.records import read_all, save
-from equipoise.report.page import page
-from equipoise.report.paper import save as save_picture
-from equipoise.report.plots import PLOTS
-from equipoise.report.study import studies
+from equipoise.runs.records import read_all, save
+from equipoise.study.jobs import AlreadyDoneError, Job, execute_all, jobs, recorded
+from equipoise.study.report.page import page
+from equipoise.study.report.paper import save as save_picture
+from equipoise.study.report.plots import PLOTS
+from equipoise.study.report.study import studies
 from kit import blobs, pictures
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise import EquipoiseError, Federation, Outputs, Training, aggregate, build_model, parse
+from equipoise.engine.loop import run
 from equipoise.method import METHODS
 from equipoise.methods.fdse import SplitLayer, divergence, split_layers
 from equipoise.methods.fedlf import levelling
@@ -17,7 +18,6 @@ from equipoise.methods.fedrcl import relaxed_contrast
 from equipoise.methods.fpl import cluster_contrast, cluster_means, finch
 from equipoise.methods.moon import contrast as model_contrast
 from equipoise.parts.anchors import distances, linear_head, margin_losses, mean_gap
-from equipoise.simulation import run
 from equipoise.task import Task
 from equipoise.types import EquipoiseWarning
 from kit import FACTS, ROUNDS, NormNet, blobs, in_double, local_of, pictures, played

@@ -11,15 +11,15 @@ from pathlib import Path
 import pytest
 import torch
 
-import equipoise.checkpoints as module
+import equipoise.engine.checkpoints as module
 import faults
 from equipoise import EquipoiseError, EquipoiseWarning, Training
-from equipoise.checkpoints import Checkpoints, Moment, fingerprint, held, latest, read, saved, write
-from equipoise.experiment import Job, checkpoints_of, recorded
-from equipoise.guard import DEPLOYED
-from equipoise.records import save
-from equipoise.simulation import run
-from equipoise.states import ClientStates
+from equipoise.engine.checkpoints import Checkpoints, Moment, fingerprint, held, latest, read, saved, write
+from equipoise.engine.guard import DEPLOYED
+from equipoise.engine.loop import run
+from equipoise.engine.states import ClientStates
+from equipoise.runs.records import save
+from equipoise.study.jobs import Job, checkpoints_of, recorded
 from equipoise.types import Memory, PerClient, Server
 from kit import NormNet, blobs, pictures
 from test_every_method import ROWS, needs_images
@@ -120,7 +120,7 @@ def test_a_finished_run_is_not_done_again(tmp_path):
 
 
 def test_spilled_states_are_kept_too(tmp_path, monkeypatch):
-    import equipoise.simulation as simulation
+    import equipoise.engine.loop as simulation
 
     whole = quiet("local_only", blobs(), rounds=4, runner="inline")
     monkeypatch.setattr(simulation, "ClientStates", lambda: ClientStates(limit=1))
@@ -343,7 +343,7 @@ def test_latest_of_nothing(tmp_path):
 
 @pytest.mark.parametrize("method", ["scaffold", "fedheal"])
 def test_an_interrupt_during_evaluation_loses_that_round_alone(tmp_path, monkeypatch, method):
-    from equipoise import simulation
+    from equipoise.engine import loop as simulation
 
     real, calls = simulation.evaluate, []
 

@@ -13,12 +13,12 @@ from torch.overrides import TorchFunctionMode
 
 import faults
 from equipoise import EquipoiseError, EquipoiseWarning, Layout, aggregate, checkpoints, parse, server_round
-from equipoise.checkpoints import fingerprint
-from equipoise.checks import DEPLOYED, SIMULATED, Answer, Checks, Expected, admitted, declared, expected, sound
+from equipoise.engine.checkpoints import fingerprint
+from equipoise.engine.checks import DEPLOYED, SIMULATED, Answer, Checks, Expected, admitted, declared, expected, sound
+from equipoise.engine.loop import EverySingleRow, Judge, answers, one_round, run, served_method
+from equipoise.engine.runners import opened
 from equipoise.method import METHODS
 from equipoise.methods.afl import onto_simplex
-from equipoise.runners import opened
-from equipoise.simulation import EverySingleRow, Judge, answers, one_round, run, served_method
 from equipoise.task import Task
 from equipoise.types import Replies
 from kit import NormNet, blobs
@@ -215,7 +215,7 @@ def played(method, victim, *, absent=False, checks=SIMULATED, model=None, runner
     chosen = served_method(parse(method), checks, None)
     task = Task.build(chosen, federation, model=model)
     judge = Judge(chosen, task, checks, None, declared(task))
-    from equipoise.round import begin
+    from equipoise.rounds.server import begin
 
     server, states, done = begin(chosen, task), {}, []
     with opened(runner, chosen, task, 4, 1) as compute:
@@ -264,7 +264,7 @@ def judged(checks, spoil):
     """One round in which `spoil(attempt)` says which clients are spoilt, and how often was asked."""
     task = Task.build(parse("fedheal"), blobs())
     attempts = []
-    from equipoise.round import begin
+    from equipoise.rounds.server import begin
 
     server = begin(parse("fedheal"), task)
     with opened("inline", parse("fedheal"), task, 4, 1) as compute:
@@ -309,7 +309,7 @@ def test_too_few_answers_stop_the_run():
 
 
 def test_a_rejection_is_recorded_and_said(monkeypatch):
-    import equipoise.simulation as module
+    import equipoise.engine.loop as module
 
     real = module.answers
 
@@ -393,7 +393,7 @@ def test_nothing_of_a_probe_counts_that_would_not_in_training():
     """EAGLE's gaps come in a probe: a client that fails there does not train, either."""
     method = parse("eagle(lag=0, lstar_epochs=2)")
     task = Task.build(method, blobs())
-    from equipoise.round import begin
+    from equipoise.rounds.server import begin
 
     with opened("inline", method, task, 4, 1) as compute:
 

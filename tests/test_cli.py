@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from equipoise.cli import _seeds, app
 from equipoise.grammar import Mistakes
-from equipoise.plan import training_changes
+from equipoise.study.experiment import training_changes
 from equipoise.types import EquipoiseError
 
 COMMAND = [sys.executable, "-c", "from equipoise.cli import main; main()"]
@@ -244,9 +244,9 @@ def test_datasets_and_models_are_listed():
 
 def test_progress_tells_the_worst_from_the_average():
     from equipoise.cli import _standing
-    from equipoise.evaluation import Score
-    from equipoise.experiment import worst_and_average
-    from equipoise.simulation import RoundRecord
+    from equipoise.engine.loop import RoundRecord
+    from equipoise.rounds.evaluation import Score
+    from equipoise.study.jobs import worst_and_average
 
     scores = tuple(Score(name, name, "test", "accuracy", value, 10) for name, value in (("a", 0.9), ("b", 0.5)))
     assert _standing(*worst_and_average(RoundRecord(1, (0, 1), (0.5, 0.5), {}, scores, 0.1))) == (

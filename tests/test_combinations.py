@@ -8,7 +8,7 @@ import torch
 
 from combinations import ABLATIONS, HOSTS, MODULES, PLUGINS, combined
 from equipoise import EquipoiseError, EquipoiseWarning, parse
-from equipoise.simulation import run
+from equipoise.engine.loop import run
 from kit import blobs, pictures
 
 

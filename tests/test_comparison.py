@@ -3,7 +3,7 @@
 import pytest
 
 from equipoise import EquipoiseError, compare
-from equipoise.comparison import Cell, tabulate
+from equipoise.study.comparison import Cell, tabulate
 
 RESULTS = [
     ("fedavg", {"a": 0.90, "b": 0.50}),

@@ -195,7 +195,7 @@ def test_protocols_are_the_papers(name, lr, batch, epochs, rounds, model, draws,
 def test_what_is_smaller_is_said(real_data):
     for name in DOMAIN_SETS:
         assert "Preset cpu:" in load_federation(name).notes[0]
-    from equipoise.data.digits import COMPLETE
+    from equipoise.data.sets.digits import COMPLETE
 
     full = load_federation("digits(preset='f2dc')")
     found = next(len(c.test) for c in full.clients if c.domain == "svhn")

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from equipoise import EquipoiseWarning, aggregate, run
+from equipoise.engine.runners import RUNNERS
 from equipoise.grammar import split_list
 from equipoise.method import METHODS, parse
-from equipoise.runners import RUNNERS
 from kit import blobs
 
 ROOT = Path(__file__).parents[1]

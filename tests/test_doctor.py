@@ -8,7 +8,7 @@ from packaging.requirements import Requirement
 from typer.testing import CliRunner
 
 from equipoise.cli import app
-from equipoise.doctor import (
+from equipoise.cli.doctor import (
     OPTIONAL,
     certificate,
     data_folder,
@@ -49,7 +49,7 @@ def test_an_installation_that_works():
 
 
 def test_a_package_that_is_missing(monkeypatch):
-    monkeypatch.setattr("equipoise.doctor.requires", lambda _: ["nonesuch>=2.0", "extra-thing; extra == 'dev'"])
+    monkeypatch.setattr("equipoise.cli.doctor.requires", lambda _: ["nonesuch>=2.0", "extra-thing; extra == 'dev'"])
     found = [one for one in installation() if one.state == "bad"]
     assert [(one.what, one.advice) for one in found] == [("nonesuch", "pip install 'nonesuch>=2.0'.")]
 
@@ -66,7 +66,7 @@ def test_versions_are_compared_with_what_is_asked_for(bounds, state):
 def test_an_optional_package_in_a_wrong_version_is_bad_and_a_missing_one_is_not(monkeypatch):
     assert package(Requirement("nonesuch>=1"), OPTIONAL["flwr"]).state == "note"
     monkeypatch.setattr(
-        "equipoise.doctor.requires", lambda _: ["flwr<0.1; extra == 'flower'", "ruff<0; extra == 'dev'"]
+        "equipoise.cli.doctor.requires", lambda _: ["flwr<0.1; extra == 'flower'", "ruff<0; extra == 'dev'"]
     )
     wrong = [one for one in installation() if one.state == "bad"]
     assert [one.what for one in wrong] == ["flwr"]
@@ -86,7 +86,7 @@ def test_the_run_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("os.access", lambda *_: False)
     assert "Choose another --out" in folder_for_runs(tmp_path).advice
     monkeypatch.undo()
-    monkeypatch.setattr("equipoise.doctor.NEEDED", 1 << 80)
+    monkeypatch.setattr("equipoise.cli.doctor.NEEDED", 1 << 80)
     assert folder_for_runs(tmp_path).state == "note"
 
 
@@ -197,7 +197,7 @@ def test_a_certificate_is_tried_with_its_key_and_its_authority(tmp_path):
 
 def test_a_certificate_that_ends_soon(tmp_path, monkeypatch):
     (tmp_path / "site.pem").write_text(GOOD)
-    monkeypatch.setattr("equipoise.doctor.SOON", 10**12)
+    monkeypatch.setattr("equipoise.cli.doctor.SOON", 10**12)
     assert certificate(tmp_path / "site.pem").advice == "Renew it."
 
 

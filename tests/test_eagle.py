@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from equipoise import EquipoiseError, Training, load_federation, parse
-from equipoise.fitting import plan
+from equipoise.engine.loop import run
+from equipoise.local import plan
 from equipoise.methods.eagle import gap_weights, is_flat
-from equipoise.round import begin, broadcast_of, client_round
-from equipoise.simulation import run
+from equipoise.rounds.server import begin, broadcast_of, client_round
 from equipoise.task import Task
 from kit import ROUNDS, blobs, rolled
 

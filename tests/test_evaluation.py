@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from equipoise import Federation, Training, parse
-from equipoise.records import manifest, save
-from equipoise.simulation import run
+from equipoise.engine.loop import run
+from equipoise.runs.records import manifest, save
 from kit import NormNet, blobs, pictures
 
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from equipoise import Client, EquipoiseWarning, Federation, parse
+from equipoise.engine.loop import run
+from equipoise.engine.runners import RUNNERS
 from equipoise.method import METHODS
-from equipoise.runners import RUNNERS
-from equipoise.simulation import run
 from equipoise.types import PerClient
 from kit import NormNet, blobs, in_double, pictures
 

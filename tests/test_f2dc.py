@@ -3,8 +3,8 @@ import torch
 import torch.nn.functional as F
 
 from equipoise import EquipoiseError, aggregate, build_model, parse
+from equipoise.engine.loop import run
 from equipoise.methods.f2dc import Decoupled, Decoupling, DecouplingLoss, RelaxedMask, convolutions
-from equipoise.simulation import run
 from equipoise.task import Task
 from equipoise.types import Local, Received
 from kit import NormNet, blobs, pictures

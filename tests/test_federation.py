@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from equipoise import Client, EquipoiseError, Federation, load_federation
-from equipoise.data.scanners import scanned
+from equipoise.data.sets.scanners import scanned
 from kit import blobs
 
 X, Y = torch.randn(10, 4, generator=torch.Generator().manual_seed(0)), torch.arange(10) % 3

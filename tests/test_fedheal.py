@@ -2,9 +2,9 @@ import pytest
 import torch
 
 from equipoise import aggregate, parse
+from equipoise.engine.loop import run
 from equipoise.methods.fedheal import count_type, votes_needed
-from equipoise.round import begin, broadcast_of, client_round, server_round
-from equipoise.simulation import run
+from equipoise.rounds.server import begin, broadcast_of, client_round, server_round
 from equipoise.task import Task
 from kit import NormNet, blobs
 

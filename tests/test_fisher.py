@@ -8,7 +8,7 @@ from equipoise import EquipoiseError, Outputs, build_model, parse, run
 from equipoise.models import Staged
 from equipoise.parts import fisher
 from equipoise.parts.fisher import RULES, _by_vmap, squared_gradient_sums
-from equipoise.round import begin, broadcast_of, client_round
+from equipoise.rounds.server import begin, broadcast_of, client_round
 from equipoise.task import Task
 from kit import NormNet, blobs, pictures
 

@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch.func import functional_call
 
 from equipoise import EquipoiseError, Federation, Method, Outputs, Training, parse, run
-from equipoise.fitting import for_each, loop, plan
-from equipoise.fitting.steps import _squared_length
+from equipoise.local import for_each, loop, plan
+from equipoise.local.steps import _squared_length
 from equipoise.models.small import MLP
 from equipoise.parts.terms import Proximal
 from equipoise.roles import Term
-from equipoise.round import begin, broadcast_of, client_round, weighted_mean
+from equipoise.rounds.server import begin, broadcast_of, client_round, weighted_mean
 from equipoise.task import Task
 from equipoise.types import Broadcast
 from kit import DropNet, NormNet, blobs, pictures
@@ -343,7 +343,7 @@ def test_frozen_parameters_are_constants():
 @pytest.mark.parametrize("clients", [[0], [0, 1, 2]])
 def test_nothing_is_left_on_another_device(text, clients, monkeypatch):
     """A device without values (`meta`) stands for an accelerator: tensors of two devices do not mix there either."""
-    import equipoise.round as module
+    import equipoise.rounds.server as module
 
     monkeypatch.setattr(module, "_to_server", lambda tree: tree)
     method = parse(text)
@@ -359,8 +359,8 @@ def test_the_loss_during_training_is_reported_per_sample():
     task = task_of(epochs=1, batch=None, lr=1e-9)
     method = parse("fedavg")
     server = begin(method, task)
-    from equipoise.fitting import fit
-    from equipoise.round import _start_of
+    from equipoise.local import fit
+    from equipoise.rounds.server import _start_of
     from equipoise.task import stacked
 
     start = _start_of(task, [0, 1], broadcast_of(server, 1), {})
@@ -373,7 +373,7 @@ def test_the_loss_during_training_is_reported_per_sample():
 
 
 def test_for_each_calls_one_client_directly(monkeypatch):
-    from equipoise.fitting import trees as module
+    from equipoise.local import trees as module
 
     monkeypatch.setattr(module, "vmap", None)
     double = for_each(lambda tree, none: {"y": 2 * tree["x"]}, 1)
@@ -407,7 +407,7 @@ def test_the_length_of_a_gradient_in_factors(batch, inputs, outputs):
 
 
 def test_frozen_features_that_would_fill_the_memory_are_computed_step_by_step(monkeypatch):
-    from equipoise.fitting import frozen
+    from equipoise.local import frozen
 
     settings = {"rounds": 2, "model": "mlp(hidden=(7,))"}
     ahead = run("moon", blobs(), **settings)
@@ -416,7 +416,7 @@ def test_frozen_features_that_would_fill_the_memory_are_computed_step_by_step(mo
 
 
 def test_states_of_the_start_leave_the_device(monkeypatch):
-    import equipoise.round as module
+    import equipoise.rounds.server as module
 
     method = parse("moon")
     task = Task.build(method, blobs())

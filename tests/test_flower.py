@@ -16,9 +16,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from equipoise import EquipoiseError, EquipoiseWarning, run
 from equipoise.flower import Plan, client_app, federate, wire
 from equipoise.method import METHODS
-from equipoise.records import read_all, save
-from equipoise.report.study import studies
-from equipoise.report.verdict import verdicts
+from equipoise.runs.records import read_all, save
+from equipoise.study.report.study import studies
+from equipoise.study.report.verdict import verdicts
 from flower_kit import LoopGrid
 from kit import NormNet, blobs, pictures
 from test_every_method import QUICK, needs_images

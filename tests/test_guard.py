@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 import faults
 from equipoise import EquipoiseError, EquipoiseWarning, aggregate, parse
-from equipoise.guard import DEPLOYED, DRIVERS, KEY, CappedWeigh, Guard, capped, driven, guarded, within
+from equipoise.engine.guard import DEPLOYED, DRIVERS, KEY, CappedWeigh, Guard, capped, driven, guarded, within
+from equipoise.engine.loop import run
 from equipoise.method import METHODS
-from equipoise.simulation import run
 from equipoise.types import PerClient
 from kit import blobs
 
@@ -156,7 +156,7 @@ def test_the_guard_says_what_it_cut():
 
 
 def faults_run():
-    import equipoise.simulation as module
+    import equipoise.engine.loop as module
 
     real = module.one_round
     lie = faults.Lie(lambda _: 100.0)

@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from equipoise.cli import app
-from equipoise.experiment import Job, recorded
+from equipoise.study.jobs import Job, recorded
 from equipoise.types import EquipoiseError
 
 JOB = Job("fedavg", "gaussians", rounds=2)

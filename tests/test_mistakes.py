@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from equipoise import EquipoiseError
 from equipoise.cli import app
 from equipoise.flower import Plan
-from equipoise.plan import read_plan
+from equipoise.study.experiment import read_plan
 from kit import blobs
 
 GOOD = """# An experiment

@@ -325,7 +325,7 @@ def test_hostile_names_stay_inside(tmp_path):
     found = own(str(path))
     assert [c.name for c in found.clients] == ["../../etc", "<script>"]
     from equipoise.data.plots import draw
-    from equipoise.records import save
+    from equipoise.runs.records import save
 
     assert save(run("fedavg", found, rounds=1), tmp_path / "runs").parent == tmp_path / "runs"
     assert draw(found, tmp_path / "p.png").exists()

@@ -12,7 +12,7 @@ from torch import nn
 
 from equipoise import Federation, Training, client_round, parse
 from equipoise.models import build_model
-from equipoise.round import begin, broadcast_of
+from equipoise.rounds.server import begin, broadcast_of
 from equipoise.task import Task
 
 

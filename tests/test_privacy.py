@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from equipoise import EquipoiseError, parse
+from equipoise.engine.loop import run
 from equipoise.method import METHODS
-from equipoise.privacy import reason_against, refuse_unprotected, revealed, table
-from equipoise.simulation import run
+from equipoise.method.privacy import reason_against, refuse_unprotected, revealed, table
 from kit import blobs
 
 
@@ -49,7 +49,7 @@ def test_an_unknown_protection_is_refused():
 )
 def test_a_sum_is_truly_all_that_these_methods_need(name):
     """With the updates replaced by any others of the same weighted sum, the model comes out the same."""
-    from equipoise.round import begin, broadcast_of, client_round, server_round
+    from equipoise.rounds.server import begin, broadcast_of, client_round, server_round
     from equipoise.task import Task
 
     method, data = parse(name), blobs()
@@ -80,7 +80,7 @@ def test_what_is_revealed_follows_the_parts():
 
 def test_every_report_of_a_run_is_in_the_table():
     """Nothing travels that the table does not name."""
-    from equipoise.round import begin, broadcast_of, client_round
+    from equipoise.rounds.server import begin, broadcast_of, client_round
     from equipoise.task import Task
 
     for name in ("qffl", "fedproto", "scaffold", "fedequilibria"):

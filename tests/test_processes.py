@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from equipoise import EquipoiseError, EquipoiseWarning, Training, parse
-from equipoise.round import begin, broadcast_of
-from equipoise.runners import Errand, choose, opened
-from equipoise.runners.processes import _balanced
-from equipoise.simulation import run
+from equipoise.engine.loop import run
+from equipoise.engine.runners import Errand, choose, opened
+from equipoise.engine.runners.processes import _balanced
+from equipoise.rounds.server import begin, broadcast_of
 from equipoise.task import Task
 from equipoise.types import Broadcast
 from kit import NormNet, blobs, pictures

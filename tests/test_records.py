@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from equipoise import EquipoiseError, EquipoiseWarning, Guard, load, run
-from equipoise.experiment import AlreadyDoneError, Failure, Job, execute_all, jobs, outcome, recorded
-from equipoise.loading import evaluate
-from equipoise.plan import read_plan
-from equipoise.records import Recorder, find, read, read_all, save
-from equipoise.simulation import Rejection
+from equipoise.engine.loop import Rejection
+from equipoise.runs.loading import evaluate
+from equipoise.runs.records import Recorder, find, read, read_all, save
+from equipoise.study.experiment import read_plan
+from equipoise.study.jobs import AlreadyDoneError, Failure, Job, execute_all, jobs, outcome, recorded
 from kit import NormNet, blobs, pictures
 
 JOB = Job("fedavg", "gaussians", rounds=3)
@@ -87,7 +87,7 @@ def test_a_folder_belongs_to_one_process_at_a_time(tmp_path):
 
 def test_a_killed_run_shows_what_it_did_and_is_done_again(tmp_path):
     script = (
-        "from pathlib import Path; from equipoise.experiment import Job, recorded; import time\n"
+        "from pathlib import Path; from equipoise.study.jobs import Job, recorded; import time\n"
         "recorded(Job('fedavg', 'gaussians', rounds=50), Path('.'), lambda r: time.sleep(0.1))"
     )
     process = subprocess.Popen([sys.executable, "-c", script], cwd=tmp_path)

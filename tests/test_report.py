@@ -19,14 +19,14 @@ from typer.testing import CliRunner
 from equipoise import EquipoiseError
 from equipoise.cli import app
 from equipoise.metrics import FORMULAS, bootstrap, corrected_variance, over_seeds, paired, share_of
-from equipoise.records import read_all
-from equipoise.report import svg, tables
-from equipoise.report.charts import Bars, Cells, Line, Panel, extent, histogram, nice_ticks
-from equipoise.report.page import page, write
-from equipoise.report.paper import save
-from equipoise.report.plots import MOST_ROWS, PLOTS, charts, partitions, sweeps
-from equipoise.report.study import DEFINITIONS, studies
-from equipoise.report.verdict import chosen_by_validation, in_a_line, in_two_sentences, levelling_down, verdicts
+from equipoise.runs.records import read_all
+from equipoise.study.report import svg, tables
+from equipoise.study.report.charts import Bars, Cells, Line, Panel, extent, histogram, nice_ticks
+from equipoise.study.report.page import page, write
+from equipoise.study.report.paper import save
+from equipoise.study.report.plots import MOST_ROWS, PLOTS, charts, partitions, sweeps
+from equipoise.study.report.study import DEFINITIONS, studies
+from equipoise.study.report.verdict import chosen_by_validation, in_a_line, in_two_sentences, levelling_down, verdicts
 from made_runs import made
 
 NAMES = ["a", "b", "c", "d"]

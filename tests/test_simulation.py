@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from equipoise import Client, EquipoiseError, Federation, Outputs, Training, build_model, parse
-from equipoise.evaluation import evaluate
+from equipoise.engine.loop import run
 from equipoise.metrics import figures, std
-from equipoise.records import RECORDS, manifest, run_name, save
-from equipoise.round import begin, broadcast_of, client_round, server_round
-from equipoise.simulation import run
+from equipoise.rounds.evaluation import evaluate
+from equipoise.rounds.server import begin, broadcast_of, client_round, server_round
+from equipoise.runs.records import RECORDS, manifest, run_name, save
 from equipoise.task import Task
 from kit import NormNet, blobs, pictures
 
@@ -72,7 +72,7 @@ def test_summing_updates_as_they_come_changes_nothing(text):
 def test_fedavg_of_one_client_is_that_client():
     one = blobs(sizes=(20,))
     result = run("fedavg", one, rounds=1)
-    from equipoise.round import begin, broadcast_of, client_round
+    from equipoise.rounds.server import begin, broadcast_of, client_round
 
     method = parse("fedavg")
     replies, _ = client_round(method, result.task, [0], broadcast_of(begin(method, result.task), 1), {}, 0)

@@ -12,10 +12,10 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipo
 from flwr.app import Context, RecordDict
 
 from equipoise import EquipoiseError
-from equipoise.checkpoints import Checkpoints, saved
+from equipoise.engine.checkpoints import Checkpoints, saved
 from equipoise.flower import Plan, client_app, federate, memory, server_app
 from equipoise.flower.server import checkpoints_of
-from equipoise.records import read
+from equipoise.runs.records import read
 from flower_kit import LoopGrid
 from kit import NormNet, blobs
 from test_checkpoints import Stop, stop_after
@@ -178,7 +178,7 @@ def test_a_server_that_was_killed_goes_on_bit_for_bit(text, tmp_path):
 
 def test_a_server_killed_between_training_and_its_checkpoint_goes_on_bit_for_bit(tmp_path, monkeypatch):
     """The sites are a round ahead of it: they begin that round again from the state before."""
-    from equipoise import checkpoints
+    from equipoise.engine import checkpoints
 
     plan = Plan(method="scaffold", sites=4, rounds=3, site_state=str(tmp_path / "sites"), out=str(tmp_path / "runs"))
     whole = trained(plan)

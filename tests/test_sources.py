@@ -114,7 +114,7 @@ def test_a_failed_download_leaves_nothing(empty_data, hub):
 
 
 def test_domains_of_one_table_become_folders(empty_data, hub):
-    from equipoise.data.pacs import CLASSES, DOMAINS
+    from equipoise.data.sets.pacs import CLASSES, DOMAINS
 
     count = 100
     owner = [DOMAINS[i % 4] for i in range(4 * count)]
@@ -225,7 +225,7 @@ def test_image_folders_are_split_as_in_the_papers(tmp_path):
 
 
 def test_office_caltech_from_image_folders(empty_data):
-    from equipoise.data.office_caltech import CLASSES, DOMAINS
+    from equipoise.data.sets.office_caltech import CLASSES, DOMAINS
 
     for d, domain in enumerate(DOMAINS):
         write_folder(
@@ -238,7 +238,7 @@ def test_office_caltech_from_image_folders(empty_data):
 
 def test_real_synthetic_digits_take_their_place(empty_data, monkeypatch):
     from equipoise.data import digits
-    from equipoise.data.digits import CLASSES, SAMPLES
+    from equipoise.data.sets.digits import CLASSES, SAMPLES
 
     monkeypatch.setattr(digits, "GENERATED", 500)
     for name, samples in SAMPLES.items():

@@ -2,8 +2,8 @@ import pytest
 import torch
 
 from equipoise import parse
-from equipoise.simulation import run
-from equipoise.states import ClientStates, flat, nested
+from equipoise.engine.loop import run
+from equipoise.engine.states import ClientStates, flat, nested
 from kit import blobs
 
 
@@ -52,7 +52,7 @@ def test_flat_and_back():
 
 
 def test_a_run_with_states_on_disk_is_the_same(monkeypatch):
-    import equipoise.simulation as module
+    import equipoise.engine.loop as module
 
     plain = run("local_only", blobs(), rounds=3)
     monkeypatch.setattr(module, "ClientStates", lambda: ClientStates(limit=1))

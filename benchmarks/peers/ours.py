@@ -4,7 +4,7 @@ import torch
 from work import Work, arguments, data, tell
 
 from equipoise import Client, Federation, Protocol, Training, parse, run
-from equipoise.runners import choose, cores
+from equipoise.engine.runners import choose, cores
 from equipoise.task import Task
 
 MODELS = {"linear": "linear", "mlp": "mlp(hidden=(200, 200))", "cnn": "cnn"}

@@ -1,16 +1,16 @@
 """Equipoise: fair federated learning. One shared model across data owners, and no owner left behind."""
 
-from equipoise import methods, plugins
-from equipoise.checkpoints import Checkpoints
-from equipoise.checks import Checks
-from equipoise.comparison import Comparison, compare
+from equipoise import methods
 from equipoise.data import Client, Federation, Protocol, load_federation
-from equipoise.guard import Guard
-from equipoise.loading import Loaded, load
-from equipoise.method import Method, parse, register
+from equipoise.engine.checkpoints import Checkpoints
+from equipoise.engine.checks import Checks
+from equipoise.engine.guard import Guard
+from equipoise.engine.loop import Run, run
+from equipoise.method import Method, parse, plugins, register
 from equipoise.models import Staged, build_model
-from equipoise.round import Aggregated, aggregate, client_round, server_round
-from equipoise.simulation import Run, run
+from equipoise.rounds.server import Aggregated, aggregate, client_round, server_round
+from equipoise.runs.loading import Loaded, load
+from equipoise.study.comparison import Comparison, compare
 from equipoise.training import Training
 from equipoise.types import EquipoiseError, EquipoiseWarning, Layout, Outputs
 

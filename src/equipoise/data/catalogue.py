@@ -10,20 +10,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args, get_type_hints
 
-from equipoise.data.cifar10 import cifar10
-from equipoise.data.digits import digits
-from equipoise.data.dirty_mnist import dirty_mnist
-from equipoise.data.emnist import emnist
 from equipoise.data.federation import Federation
 from equipoise.data.files import TABLES
-from equipoise.data.fmnist3 import fmnist3
-from equipoise.data.gaussians import gaussians
-from equipoise.data.heart import heart
-from equipoise.data.mnist_shards import mnist_shards
-from equipoise.data.office_caltech import office_caltech
 from equipoise.data.own import own
-from equipoise.data.pacs import pacs
-from equipoise.data.scanners import scanners
+from equipoise.data.sets.cifar10 import cifar10
+from equipoise.data.sets.digits import digits
+from equipoise.data.sets.dirty_mnist import dirty_mnist
+from equipoise.data.sets.emnist import emnist
+from equipoise.data.sets.fmnist3 import fmnist3
+from equipoise.data.sets.gaussians import gaussians
+from equipoise.data.sets.heart import heart
+from equipoise.data.sets.mnist_shards import mnist_shards
+from equipoise.data.sets.office_caltech import office_caltech
+from equipoise.data.sets.pacs import pacs
+from equipoise.data.sets.scanners import scanners
 from equipoise.data.sources import Source
 from equipoise.grammar import Call, Entry, Registry, parse_one
 from equipoise.types import EquipoiseError

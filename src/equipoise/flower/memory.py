@@ -13,8 +13,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from equipoise.checkpoints import PREFIX, CheckpointError, read_tensors, remove, saved, trouble, write_tensors
-from equipoise.states import flat, nested
+from equipoise.engine.checkpoints import PREFIX, CheckpointError, read_tensors, remove, saved, trouble, write_tensors
+from equipoise.engine.states import flat, nested
 from equipoise.types import ClientState, EquipoiseError
 
 RUNS = 3  # of a site: those before them are forgotten

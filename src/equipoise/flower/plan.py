@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_type_hints
 
 from equipoise.data.catalogue import is_path
-from equipoise.evaluation import kept_at_home
 from equipoise.grammar import Mistakes, did_you_mean, fitted, require
 from equipoise.method import Method, parse
-from equipoise.plan import training_changes
-from equipoise.privacy import Protection, refuse_unprotected
+from equipoise.method.privacy import Protection, refuse_unprotected
+from equipoise.rounds.evaluation import kept_at_home
+from equipoise.study.experiment import training_changes
 from equipoise.task import BufferPolicy, ModelSource, Task
 from equipoise.training import Training
 from equipoise.types import EquipoiseError

@@ -19,23 +19,15 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from equipoise import checkpoints, seeds
-from equipoise.checkpoints import Checkpoints, Moment
-from equipoise.checks import DEPLOYED, Answer, admitted, declared
+from equipoise import seeds
 from equipoise.data import Client, Federation, Protocol
 from equipoise.data.own import by_number
-from equipoise.evaluation import Score, scored_model
-from equipoise.experiment import CHECKPOINTS, worst_and_average
-from equipoise.flower import wire
-from equipoise.flower.plan import Plan
-from equipoise.grammar import list_of
-from equipoise.guard import DEPLOYED as DEPLOYED_GUARD
-from equipoise.guard import guarded
-from equipoise.method import Method
-from equipoise.records import save
-from equipoise.roles import Phase
-from equipoise.round import begin, broadcast_of, server_probe, server_round
-from equipoise.simulation import (
+from equipoise.engine import checkpoints
+from equipoise.engine.checkpoints import Checkpoints, Moment
+from equipoise.engine.checks import DEPLOYED, Answer, admitted, declared
+from equipoise.engine.guard import DEPLOYED as DEPLOYED_GUARD
+from equipoise.engine.guard import guarded
+from equipoise.engine.loop import (
     Done,
     Judge,
     Rejection,
@@ -46,6 +38,15 @@ from equipoise.simulation import (
     record_of,
     refuse_infinite,
 )
+from equipoise.flower import wire
+from equipoise.flower.plan import Plan
+from equipoise.grammar import list_of
+from equipoise.method import Method
+from equipoise.roles import Phase
+from equipoise.rounds.evaluation import Score, scored_model
+from equipoise.rounds.server import begin, broadcast_of, server_probe, server_round
+from equipoise.runs.records import save
+from equipoise.study.jobs import CHECKPOINTS, worst_and_average
 from equipoise.task import Task
 from equipoise.training import Training
 from equipoise.types import EquipoiseError, Replies, Server

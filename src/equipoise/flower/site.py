@@ -13,12 +13,12 @@ from flwr.clientapp import ClientApp
 
 from equipoise.data import Client, Federation, load_federation
 from equipoise.data.own import own
-from equipoise.evaluation import evaluate, kept_at_home
+from equipoise.engine.states import flat, nested
 from equipoise.flower import memory, wire
 from equipoise.flower.plan import Plan
 from equipoise.roles import Phase
-from equipoise.round import broadcast_of, client_round
-from equipoise.states import flat, nested
+from equipoise.rounds.evaluation import evaluate, kept_at_home
+from equipoise.rounds.server import broadcast_of, client_round
 from equipoise.task import Task
 from equipoise.types import ClientState, EquipoiseError
 

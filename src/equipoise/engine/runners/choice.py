@@ -1,0 +1,76 @@
+"""Which runner serves which task."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal, get_args
+
+import torch
+
+from equipoise.engine.runners.in_process import Runner, fitting_at_once, in_process
+from equipoise.engine.runners.processes import Workers, shippable
+from equipoise.method import Method
+from equipoise.task import Task
+from equipoise.types import EquipoiseError
+
+RunnerName = Literal["auto", "inline", "vectorised", "processes"]
+RUNNERS = tuple(name for name in get_args(RunnerName) if name != "auto")
+SMALL_MODEL = 1_000_000  # parameters: beyond it a client alone keeps a core busy
+BUSY_ROUND = 2e9  # floating-point operations: below it a round is over before processes have exchanged their messages
+LONG_RUN = 1e12  # below it a run is over before worker processes have started
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def choose(name: RunnerName, method: Method, task: Task, cohort: int, rounds: int, available: int) -> str:
+    """The runner to use: the one asked for, or the one that is faster for this task."""
+    if name not in get_args(RunnerName):
+        raise EquipoiseError(f"Runner must be one of {', '.join(get_args(RunnerName))}. Found {name!r}.")
+    if name == "vectorised" and not task.training.stacks:
+        raise EquipoiseError(f"{task.training.optimizer} cannot be vectorised over clients: use runner='inline'.")
+    if name == "processes" and not shippable(method, task):
+        raise EquipoiseError(
+            "runner='processes' cannot see classes that are defined in the script itself: move the model and the method "
+            "into a module, or use runner='inline'."
+        )
+    if name == "processes" and task.device.type != "cpu":
+        raise EquipoiseError(f"runner='processes' is for the CPU. Found device {task.device}: use runner='inline'.")
+    if name != "auto":
+        return name
+    parameters = sum(value.numel() for value in task.initial_params.values())
+    work = 6.0 * parameters * cohort * _samples_a_client(task)
+    several = cohort > 1 and available > 1 and task.device.type == "cpu" and shippable(method, task)
+    if several and work > BUSY_ROUND and work * rounds > LONG_RUN:
+        return "processes"
+    return "vectorised" if parameters <= SMALL_MODEL and cohort > 1 and task.training.stacks else "inline"
+
+
+def _samples_a_client(task: Task) -> float:
+    """How many samples a client passes through the model in a round, on average."""
+    held = task.federation.total_samples / len(task.federation)
+    training = task.training
+    return held * training.epochs if training.steps is None else training.steps * min(training.batch or held, held)
+
+
+@contextmanager
+def opened(name: str, method: Method, task: Task, cohort: int, available: int) -> Iterator[Runner]:
+    """The runner of this name, for the time of a run."""
+    if name == "processes":
+        stacked = fitting_at_once(task, cohort) if task.stacked is not None else 1  # convolutions gain nothing from it
+        workers = Workers(method, task, cohort, available, stacked)
+        try:
+            yield workers
+        finally:
+            workers.close()
+    else:
+        before = torch.get_num_threads()
+        torch.set_num_threads(min(before, available))
+        try:
+            yield in_process(method, task, 1 if name == "inline" else fitting_at_once(task, cohort))
+        finally:
+            torch.set_num_threads(before)

@@ -1,0 +1,191 @@
+"""Worker processes, one thread each: the cores work on different clients.
+
+The workers live as long as the run. The model and the data reach them once, at the start; in a round they read the global
+model from shared memory and write their clients' updates into shared rows, so that only small values travel through pipes.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import torch
+import torch.multiprocessing
+from torch import Tensor
+
+from equipoise.engine.runners.in_process import Errand, in_process
+from equipoise.method import Method
+from equipoise.task import Task
+from equipoise.types import Broadcast, ClientState, EquipoiseError, PerClient, Replies
+
+
+def shippable(method: Method, task: Task) -> bool:
+    """Whether a new process can import every class that the method and the model are made of."""
+    modules = (module for network in task.modules.values() for module in network.modules())
+    return all(type(thing).__module__ != "__main__" for thing in (*method.parts, *modules))
+
+
+class Workers:
+    """A runner with persistent worker processes. Close it when the run is over."""
+
+    def __init__(self, method: Method, task: Task, cohort: int, count: int, stacked: int = 1) -> None:
+        """`cohort` clients a round at most, `count` workers, up to `stacked` clients at a time in each."""
+        self.task = task
+        self.keeps_updates = method.keeps_updates
+        dtype = next(iter(task.initial_params.values())).dtype
+        self.theta = _shared(task.layout.size, dtype=dtype)
+        # A row a client; or, where the sum is enough, a row a worker.
+        self.rows = _shared(min(count, cohort) if method.streams else cohort, task.layout.size, dtype=dtype)
+        self.streams = method.streams
+        context = torch.multiprocessing.get_context("spawn")
+        self.pipes: list[Connection] = []
+        self.workers = []
+        with without_main():
+            for number in range(min(count, cohort)):
+                here, there = context.Pipe()
+                worker = context.Process(
+                    target=_work, args=(there, number, method, task, self.theta, self.rows, stacked), daemon=True
+                )
+                worker.start()
+                there.close()
+                self.pipes.append(here)
+                self.workers.append(worker)
+
+    def __call__(self, errand: Errand) -> tuple[Replies, dict[int, ClientState]]:
+        """The replies of all clients. Their updates are rows of shared memory that the next round writes over."""
+        self.theta.copy_(errand.broadcast.theta)
+        shares = _balanced(self.task, errand.clients, len(self.pipes))
+        place = {client: row for row, client in enumerate(errand.clients)}
+        for pipe, share in zip(self.pipes, shares, strict=True):
+            if share:
+                told = _told(errand.broadcast, share)
+                mine = {client: _packed(errand.states.get(client, {})) for client in share}
+                with suppress(ConnectionError):  # a worker that is gone is found out when its answer is read
+                    pipe.send((share, [place[c] for c in share], told, mine, errand.seed, errand.phase))
+        parts: list[Replies] = []
+        kept: dict[int, ClientState] = {}
+        answers = [(share, self._answer(number)) for number, share in enumerate(shares) if share]
+        for share, answer in answers:  # all of them are in: an error does not leave one behind for the next round
+            if isinstance(answer, BaseException):
+                raise answer
+            reports, buffers, after = answer
+            parts.append(Replies(tuple(share), _unpacked(reports), None, _unpacked(buffers)))
+            kept |= {client: _unpacked(state) for client, state in after.items()}
+        replies = Replies.join(parts)
+        if errand.phase != "train":
+            return replies, kept
+        if self.streams:
+            busy = [number for number, share in enumerate(shares) if share]
+            return replace(replies, total=self.rows[busy].sum(0)), kept
+        rows = self.rows[: len(errand.clients)]
+        return replace(replies, updates=rows.clone() if self.keeps_updates else rows), kept
+
+    def _answer(self, number: int) -> Any:
+        try:
+            return self.pipes[number].recv()
+        except (EOFError, ConnectionError):
+            self.workers[number].join(timeout=1)
+            code = self.workers[number].exitcode
+            return EquipoiseError(
+                f"Worker process {number} ended (exit code {code}). Out of memory? Try runner='inline'."
+            )
+
+    def close(self) -> None:
+        """End the workers."""
+        for pipe in self.pipes:
+            pipe.close()  # a worker that finds its pipe closed ends by itself
+        for worker in self.workers:
+            worker.join(timeout=5)
+            if worker.is_alive():
+                worker.terminate()
+
+
+def _shared(*shape: int, dtype: torch.dtype) -> Tensor:
+    tensor = torch.zeros(*shape, dtype=dtype)
+    tensor.share_memory_()
+    return tensor
+
+
+def _work(pipe: Connection, number: int, method: Method, task: Task, theta: Tensor, rows: Tensor, stacked: int) -> None:
+    """A worker's life: answer until the pipe is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C, and closes the pipe
+    torch.set_num_threads(1)
+    torch.set_default_dtype(theta.dtype)
+    compute = in_process(method, task, stacked)
+    while True:
+        try:
+            clients, places, (buffers, shared, round, rounds), states, seed, phase = pipe.recv()
+        except (EOFError, ConnectionError, KeyboardInterrupt):
+            return
+        answer: Any
+        try:
+            broadcast = Broadcast(theta, _unpacked(buffers), _unpacked(shared), round, rounds)
+            mine = {client: _unpacked(state) for client, state in states.items()}
+            replies, kept = compute(Errand(clients, broadcast, mine, seed, phase))
+            if replies.updates is not None:
+                rows[places] = replies.updates
+            if replies.total is not None:
+                rows[number] = replies.total
+            after = {client: _packed(state) for client, state in kept.items()}
+            answer = (_packed(replies.reports), _packed(replies.buffers), after)
+        except Exception as error:  # the parent raises it
+            answer = error
+        try:
+            pipe.send(answer)
+        except BrokenPipeError:  # the parent is gone
+            return
+
+
+def _balanced(task: Task, clients: Sequence[int], count: int) -> list[list[int]]:
+    """Shares of about equal work, each in ascending order: the largest clients first, to the worker that has least."""
+    loads = [0] * count
+    shares: list[list[int]] = [[] for _ in range(count)]
+    for client in sorted(clients, key=lambda c: (-len(task.federation.clients[c].train), c)):
+        least = loads.index(min(loads))
+        loads[least] += len(task.federation.clients[client].train)
+        shares[least].append(client)
+    return [sorted(share) for share in shares]
+
+
+def _told(broadcast: Broadcast, clients: Sequence[int]) -> tuple[Any, Any, int, int]:
+    """The broadcast without the model, and of what belongs to single clients only these clients' part."""
+    shared = {
+        name: PerClient({c: value[c] for c in clients}) if isinstance(value, PerClient) else value
+        for name, value in broadcast.shared.items()
+    }
+    return _packed(broadcast.buffers), _packed(shared), broadcast.round, broadcast.rounds
+
+
+def _packed(tree: Any) -> Any:
+    """Tensors as arrays: they travel through a pipe without a file handle each."""
+    if isinstance(tree, PerClient):
+        return PerClient, {client: row.numpy() for client, row in tree.items()}
+    if isinstance(tree, dict):
+        return {key: _packed(value) for key, value in tree.items()}
+    return tree.numpy() if isinstance(tree, Tensor) else tree
+
+
+def _unpacked(tree: Any) -> Any:
+    if isinstance(tree, tuple) and tree and tree[0] is PerClient:
+        return PerClient({client: torch.from_numpy(row) for client, row in tree[1].items()})
+    if isinstance(tree, dict):
+        return {key: _unpacked(value) for key, value in tree.items()}
+    return torch.from_numpy(np.asarray(tree)) if isinstance(tree, (np.ndarray, np.generic)) else tree
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Start processes that do not run the user's script again: what they need comes from modules."""
+    main = vars(sys.modules["__main__"])
+    hidden = {name: main.pop(name, None) for name in ("__file__", "__spec__")}
+    main["__spec__"] = None
+    try:
+        yield
+    finally:
+        main.update({name: value for name, value in hidden.items() if value is not None})

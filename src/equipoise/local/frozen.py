@@ -1,0 +1,79 @@
+"""Features by models that do not change during a round, computed once instead of in every step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.local.objective import Start, asked, overrides
+from equipoise.local.trees import Tree, for_each
+from equipoise.models.pixels import store_by_pixel
+from equipoise.roles import Term
+from equipoise.seeds import Integers
+from equipoise.task import EVALUATION_BATCH, Task
+from equipoise.types import Model, Tensors
+
+LIMIT = 1 << 28  # bytes of all features together
+
+
+@torch.no_grad()
+def frozen_features(
+    task: Task, terms: Sequence[Term], start: Start, ids: Sequence[int], mine: Tree, visits: int
+) -> Tensors:
+    """Features of all the clients' samples by the models that the terms ask for, `[m, samples, width]`.
+
+    Nothing where a sample's features depend on its batch, where fewer samples will be visited than there are, or where the
+    features would fill the memory.
+    """
+    _, starts = task.federation.training_positions
+    held = np.diff(starts)[ids]
+    in_batches = task.evaluates_in_batches or task.noise_in_evaluation or visits < held.sum()
+    if in_batches or not any(overrides(term, "frozen") for term in terms):
+        return {}
+    count = len(ids)
+
+    def models_of(_: Tensor, *mine: Tree) -> dict[str, Model]:
+        return asked(terms, start.received(*mine[:3]), mine[3])
+
+    def features_of(model: Model, x: Tensor) -> Tensor:
+        stored, images = store_by_pixel(model.params, x) if count == 1 else (model.params, x)
+        return task.apply(stored, model.buffers, images).features
+
+    found: Tensors = {}
+    models = for_each(models_of, count)(torch.zeros(count), *mine)
+    for name, model in models.items():
+        parts = []
+        for x in _everything(task, ids):
+            if task.stacked is not None:
+                parts.append(task.stacked(model.params, x).features)
+            else:
+                parts.append(for_each(features_of, count)(model, x))
+            if len(models) * held.max() * parts[0].nbytes / parts[0].shape[1] > LIMIT:
+                return {}
+        found[name] = torch.cat(parts, 1)
+    return found
+
+
+def _everything(task: Task, ids: Sequence[int]) -> Iterator[Tensor]:
+    """All training samples of these clients, prepared for evaluation, `[m, some, ...]` at a time, the shorter ones padded."""
+    pool, starts = task.federation.training_positions
+    first, n = starts[:-1][ids], np.diff(starts)[ids]
+    for at in range(0, n.max(), EVALUATION_BATCH):
+        places = np.arange(at, min(at + EVALUATION_BATCH, n.max()))
+        index = pool[first[:, None] + np.minimum(places, n[:, None] - 1)]
+        x = task.federation.x.index_select(0, torch.from_numpy(index.reshape(-1)).to(task.device))
+        x = task.federation.preparation.evaluation(x)
+        yield x.view(*index.shape, *x.shape[1:])
+
+
+def looked_up(frozen: Tensors, places: Integers, rows: slice | Integers) -> Tensors:
+    """The features of the samples at these places, for some of the clients at work."""
+    found: Tensors = {}
+    for name, value in frozen.items():
+        index = (places + np.arange(len(places))[:, None] * value.shape[1])[rows]
+        flat = value.flatten(0, 1).index_select(0, torch.from_numpy(index.flatten()).to(value.device))
+        found[name] = flat.view(*index.shape, -1)
+    return found

@@ -1,0 +1,93 @@
+"""Local training: the loop over a client's batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.local.batches import Group, augmentation, groups_of, noise_of, plan, samples
+from equipoise.local.frozen import frozen_features, looked_up
+from equipoise.local.objective import Moment, Start
+from equipoise.local.steps import AutogradSteps, Cohort, FactoredSteps, Steps
+from equipoise.local.trees import pick
+from equipoise.roles import Term
+from equipoise.task import Task
+from equipoise.training import Training
+from equipoise.types import Tensors
+
+
+class Fitted(NamedTuple):
+    params: Tensors  # [m, ...]
+    buffers: Tensors  # [m, ...]
+    steps: Tensor  # [m]
+    loss: Tensor  # [m], mean base loss over the samples seen
+
+
+def fit(
+    task: Task,
+    terms: Sequence[Term],
+    clients: Sequence[int],
+    start: Start,
+    *,
+    params: Tensors,
+    buffers: Tensors,
+    round: int,
+    rounds: int,
+    seed: int,
+    training: Training | None = None,
+    purpose: str = "batches",
+    watch: Callable[[int, Sequence[int], Tensors, Tensors], bool] | None = None,
+) -> Fitted:
+    """Train the clients from stacked `params` and `buffers` (which are left as they are).
+
+    `watch(step, clients, params, buffers)` sees the models after every step, and ends the training when it says so.
+    """
+    training = training or task.training
+    planned = plan(task, clients, training, seed, purpose, round)
+    # Clients with the most steps first: those still at work are always the first ones of the stack.
+    order = np.argsort(-planned.steps, kind="stable")
+    planned = planned.ordered(order)
+    ids = [clients[i] for i in order]
+    there = torch.from_numpy(order).to(task.device)
+    mine = pick(start.per_client, there)
+    values = pick(params, there)  # indexing copies
+    statistics = pick(buffers, there)
+    draws = augmentation(task, ids, planned, seed, purpose, round)
+    frozen = frozen_features(task, terms, start, ids, mine, int(planned.sizes.sum())) if draws is None else {}
+    losses = torch.zeros(planned.sizes.shape[1], len(clients), device=task.device)
+
+    cohort = Cohort(task, terms, start, mine, values, training, Moment(0, round, rounds, training.lr))
+    if task.factored is not None and training.plain:
+        advance: Steps = FactoredSteps(cohort)
+    else:
+        advance = AutogradSteps(cohort, statistics, partial(noise_of, task, ids, seed, purpose, round))
+    same = planned.repeats and draws is None
+    groups: list[Group] = []
+    changed = np.any(np.diff(planned.sizes, axis=1, prepend=-1), axis=0).tolist()
+    for step, sizes in enumerate(planned.sizes.T):
+        if changed[step]:
+            working = int(np.count_nonzero(sizes))
+            together = groups_of(sizes[:working], task.batch_statistics)
+            groups.clear()
+        if not same or not groups:
+            groups = [
+                samples(task, rows, planned.batches[:working][rows, step, :size], padded,
+                         None if draws is None else draws[:working][rows, step, :size],
+                         looked_up(frozen, planned.places[:working, step, :size], rows))
+                for rows, size, padded in together
+            ]  # fmt: skip
+        for group, base in zip(groups, advance(step, working, groups), strict=True):
+            losses[step, :working][group.rows] = base
+        if watch is not None and watch(step, ids, values, statistics):
+            break
+
+    back = torch.from_numpy(np.argsort(order)).to(task.device)
+    counts = torch.from_numpy(planned.sizes).to(task.device)
+    done = torch.from_numpy(planned.steps).to(task.device, losses.dtype)
+    loss = (losses.T * counts).sum(1) / counts.sum(1)
+    return Fitted(pick(values, back), pick(statistics, back), done[back], loss[back])

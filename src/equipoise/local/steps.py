@@ -1,0 +1,310 @@
+"""One local step of many clients at once: with gradients in factors, or by autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.local.batches import Group
+from equipoise.local.objective import (
+    Force,
+    Moment,
+    Start,
+    cross_entropy,
+    forces_of,
+    losses_of,
+    objective_of,
+    overrides,
+    scaling,
+)
+from equipoise.local.trees import Tree, for_each, pick, tree_map
+from equipoise.roles import Term
+from equipoise.seeds import Integers
+from equipoise.task import Task
+from equipoise.training import Training
+from equipoise.types import ClientState, Factors, OutputGradient, Outputs, Tensors
+
+Steps = Callable[
+    [int, int, list[Group]], list[Tensor]
+]  # (step, clients at work, groups) -> mean base losses of each group
+
+
+class Cohort(NamedTuple):
+    """Clients that train together: what they train, with what, and what they have of their own."""
+
+    task: Task
+    terms: Sequence[Term]
+    start: Start
+    mine: Tree  # in the order of `Start.per_client`
+    values: Tensors  # [m, ...], changed in place
+    training: Training
+    moment: Moment
+
+    @property
+    def forces(self) -> dict[str, Force]:
+        return forces_of(self.terms, self.start, self.mine, len(next(iter(self.values.values()))))
+
+
+class Stack(NamedTuple):
+    """What the clients at work have, one beside the other."""
+
+    values: Tensors
+    momenta: Tensors
+    mine: Tree
+    forces: dict[str, Force]
+
+
+class FactoredSteps:
+    """Plain SGD for models that give their gradient in factors: it is added to the weights by the same matrix product that
+    computes it, so that it is never stored (unless a term corrects it, or it is clipped together with what terms add).
+
+    The network is small where this is used, and a call costs as much as a thousand numbers: what does not change between
+    two steps is looked up once.
+    """
+
+    def __init__(self, cohort: Cohort) -> None:
+        self.task, self.terms, self.start, mine, values, self.training, self.moment = cohort
+        momenta = {n: torch.zeros_like(v) for n, v in values.items()} if self.training.momentum else {}
+        self.everyone = Stack(values, momenta, mine, cohort.forces)
+        self.correcting = any(overrides(term, "correct") for term in self.terms)
+        self.changing = any(overrides(term, hook) for term in self.terms for hook in ("base", "loss"))
+        self.scaling = scaling(self.terms)
+        self.working = 0
+
+    def __call__(self, step: int, working: int, groups: list[Group]) -> list[Tensor]:
+        (group,) = groups  # such models have no batch statistics
+        if working != self.working:
+            assert self.task.factored is not None
+            self.stack = pick(self.everyone, slice(working))
+            self.forward, self.working = self.task.factored(self.stack.values), working
+        forward = self.forward(group.x)
+        if self.changing:
+            loss, gradient, direct = self._differentiated(step, forward.out, group)
+        else:
+            (loss, gradient), direct = self._known(forward.out, group), {}
+        layers, clip = forward.back(gradient), self.training.clip
+        if self.correcting or (clip is not None and (direct or self.stack.forces)):
+            for i in range(working):  # one after the other: a client's gradient then stays in the cache
+                self._step_multiplied(*pick((self.stack, layers, direct), slice(i, i + 1)))
+        else:
+            self._step_in_factors(self.stack, layers if clip is None else _clipped_factors(layers, clip), direct)
+        return [loss]
+
+    def _known(self, out: Outputs, group: Group) -> tuple[Tensor, OutputGradient]:
+        """The gradient of mean cross-entropy, times the terms' factors, with respect to the logits."""
+        y, keep = group.y.unsqueeze(2), group.keep
+        logarithms = torch.log_softmax(out.logits, 2)
+        picked = logarithms.gather(2, y)
+        share = 1 / y.shape[1] if keep is None else (keep / keep.sum(1, keepdim=True)).unsqueeze(2)
+        loss = -(picked.mean((1, 2)) if keep is None else (picked * share).sum((1, 2)))
+        delta = logarithms.exp_().scatter_add_(2, y, torch.full_like(picked, -1.0)).mul_(share)
+        if self.scaling:
+            delta *= self._factor(loss).view(-1, 1, 1)
+        return loss, OutputGradient(delta)
+
+    def _factor(self, loss: Tensor) -> Tensor:
+        own_params, own_buffers, own, _ = self.stack.mine
+        factor = torch.ones_like(loss)
+        for term in self.scaling:
+            factor = factor * for_each(
+                lambda loss, *own, term=term: term.scale(loss, self.start.received(*own)), len(loss)
+            )(loss, own_params, own_buffers, own)
+        return factor
+
+    def _differentiated(self, step: int, out: Outputs, group: Group) -> tuple[Tensor, OutputGradient, Tensors]:
+        """By autograd, but only back to the outputs; and what terms that look at the weights themselves add to them."""
+        out, params = tree_map(lambda tensor: tensor.detach().requires_grad_(), (out, self.stack.values))
+        objective = objective_of(self.task, self.terms, self.start, self.moment._replace(done=step))
+        total, loss = for_each(objective, len(group.x))(
+            cross_entropy(out, group.y), out, params, group.x, group.y, group.keep, group.frozen, *self.stack.mine
+        )
+        inputs = {"logits": out.logits, "features": out.features, **out.extra, **params}
+        gradients = torch.autograd.grad(total.sum(), list(inputs.values()), allow_unused=True)
+        found: dict[str, Tensor | None] = dict(zip(inputs, gradients, strict=True))
+        at_outputs = {
+            name: torch.zeros_like(inputs[name]) if (value := found[name]) is None else value
+            for name in ("logits", *out.extra)
+        }
+        direct = {name: value for name in params if (value := found[name]) is not None}
+        return loss, OutputGradient(at_outputs.pop("logits"), found["features"], at_outputs), direct
+
+    def _step_multiplied(self, stack: Stack, layers: Factors, direct: Tensors) -> None:
+        gradients: dict[str, Tensor | None] = {}
+        for layer, (delta, x) in layers.items():
+            gradients |= {f"{layer}.weight": torch.bmm(delta.mT, x), f"{layer}.bias": delta.sum(1)}
+        gradients |= {name: _added(gradients[name], more) for name, more in direct.items()}
+        gradients = _corrected(gradients, stack.values, self.terms, self.start, stack.mine, stack.forces, 1)
+        if self.training.clip is not None:
+            gradients = _clipped(gradients, self.training.clip)
+        lr, decay, momentum = self.training.lr, self.training.weight_decay, self.training.momentum
+        for name, gradient in cast(Tensors, gradients).items():
+            if decay:
+                gradient = gradient.add(stack.values[name], alpha=decay)
+            if momentum:
+                gradient = stack.momenta[name].mul_(momentum).add_(gradient)
+            stack.values[name].sub_(gradient, alpha=lr)
+
+    def _step_in_factors(self, stack: Stack, layers: Factors, direct: Tensors) -> None:
+        lr, momentum = self.training.lr, self.training.momentum
+        for layer, (delta, inputs) in layers.items():
+            for name in (f"{layer}.weight", f"{layer}.bias"):
+                value, force = stack.values[name], stack.forces.get(name)
+                pull = self.training.weight_decay + (0.0 if force is None else force.pull)
+                changed, kept, rate = (stack.momenta[name], momentum, 1.0) if momentum else (value, 1 - lr * pull, -lr)
+                if name.endswith("weight"):
+                    changed.baddbmm_(delta.mT, inputs, beta=kept, alpha=rate)
+                else:
+                    (changed if kept == 1 else changed.mul_(kept)).add_(delta.sum(1), alpha=rate)
+                if force is not None:
+                    changed.add_(force.constant, alpha=rate)
+                if name in direct:
+                    changed.add_(direct[name], alpha=rate)
+                if momentum:
+                    value.sub_(changed.add_(value, alpha=pull) if pull else changed, alpha=lr)
+
+
+class AutogradSteps:
+    """Any model, any terms, any optimiser of torch."""
+
+    def __init__(
+        self, cohort: Cohort, statistics: Tensors, noise: Callable[[Sequence[int], Integers, int], Tensors]
+    ) -> None:
+        self.task, self.terms, self.start, self.mine, self.values, self.training, self.moment = cohort
+        self.statistics, self.noise, self.forces = statistics, noise, cohort.forces
+        self.leaves: Tensors = {}
+        self.optimiser: torch.optim.Optimizer | None = None
+        self.working = 0
+
+    def __call__(self, step: int, working: int, groups: list[Group]) -> list[Tensor]:
+        if working != self.working:  # the clients still at work are the first ones: go on with their part of the stack
+            leaves = {name: value[:working].detach().requires_grad_() for name, value in self.values.items()}
+            self.optimiser = _optimiser(self.training, self.optimiser, self.leaves, leaves)
+            self.leaves, self.working = leaves, working
+        assert self.optimiser is not None
+        gradients: dict[str, Tensor | None] = dict.fromkeys(self.leaves)
+        bases = []
+        at_work = pick(self.mine, slice(working))
+        for group in groups:
+            everyone = isinstance(group.rows, slice)
+            single = self.task.batch_statistics and group.batch.shape[1] == 1
+            total, base, after = losses_of(
+                self.task,
+                self.terms,
+                self.start,
+                self.moment._replace(done=step),
+                "single" if single else "train",
+                len(group.x),
+            )(
+                self.leaves if everyone else pick(self.leaves, group.rows),
+                pick(pick(self.statistics, slice(working)), group.rows),
+                self.noise(np.arange(working)[group.rows].tolist(), group.batch, step),
+                group.x,
+                group.y,
+                group.keep,
+                group.frozen,
+                *pick(at_work, group.rows),
+            )
+            found = torch.autograd.grad(total.sum(), list(self.leaves.values()), allow_unused=True)
+            gradients = {n: _added(gradients[n], g) for n, g in zip(self.leaves, found, strict=True)}
+            for name, value in after.items():
+                self.statistics[name][:working][group.rows] = value
+            bases.append(base)
+        values = {name: leaf.detach() for name, leaf in self.leaves.items()}
+        forces = pick(self.forces, slice(working))
+        gradients = _corrected(gradients, values, self.terms, self.start, at_work, forces, working)
+        if self.training.clip is not None:
+            gradients = _clipped(gradients, self.training.clip)
+        for name, leaf in self.leaves.items():
+            leaf.grad = gradients[name]
+        self.optimiser.step()
+        return bases
+
+
+def _optimiser(
+    training: Training, before: torch.optim.Optimizer | None, leaves: Tensors, shrunk: Tensors
+) -> torch.optim.Optimizer:
+    """An optimiser for the clients still at work, which goes on with the state it has."""
+    after = training.optimiser(shrunk.values())
+    if before is not None:
+        for old, new in zip(leaves.values(), shrunk.values(), strict=True):
+            after.state[new] = {
+                name: value[: len(new)]
+                if isinstance(value, Tensor) and value.dim() and len(value) == len(old)
+                else value
+                for name, value in before.state[old].items()
+            }
+    return after
+
+
+def _added(total: Tensor | None, gradient: Tensor | None) -> Tensor | None:
+    if total is None or gradient is None:
+        return gradient if total is None else total
+    return total + gradient
+
+
+def _corrected(
+    gradients: Mapping[str, Tensor | None],
+    params: Tensors,
+    terms: Sequence[Term],
+    start: Start,
+    mine: Tree,
+    forces: Mapping[str, Force],
+    count: int,
+) -> dict[str, Tensor | None]:
+    """With the terms' forces, then with their corrections."""
+    pushed = {name: (force, value) for name, force in forces.items() if (value := gradients.get(name)) is not None}
+    gradients = {**gradients} | {
+        name: value.add(force.constant).add_(params[name], alpha=force.pull) for name, (force, value) in pushed.items()
+    }
+    correcting = [term for term in terms if overrides(term, "correct")]
+    if not correcting:
+        return dict(gradients)
+
+    def correct(
+        gradients: Tensors,
+        params: Tensors,
+        own_params: Tensors,
+        own_buffers: Tensors,
+        own: Tensors,
+        states: ClientState,
+    ) -> Tensors:
+        received = start.received(own_params, own_buffers, own)
+        for term in correcting:
+            gradients = term.correct(gradients, params, received, states)
+        return gradients
+
+    known = {name: value for name, value in gradients.items() if value is not None}
+    return {**gradients, **for_each(correct, count)(known, params, *mine)}
+
+
+def _clipped(gradients: dict[str, Tensor | None], limit: float) -> dict[str, Tensor | None]:
+    """Each client's gradient, no longer than `limit`."""
+    factor = _clipping([value.flatten(1).square().sum(1) for value in gradients.values() if value is not None], limit)
+    return {
+        name: None if value is None else value * factor.view(-1, *[1] * (value.dim() - 1))
+        for name, value in gradients.items()
+    }
+
+
+def _clipped_factors(layers: Factors, limit: float) -> Factors:
+    """The same, of gradients in factors."""
+    factor = _clipping([_squared_length(delta, x) for delta, x in layers.values()], limit).view(-1, 1, 1)
+    return {name: (delta * factor, x) for name, (delta, x) in layers.items()}
+
+
+def _squared_length(delta: Tensor, x: Tensor) -> Tensor:
+    """Of the gradient `delta' x` of the weights and that of the bias together: from the inner products of the samples, where
+    these are fewer than the weights."""
+    batch, outputs, inputs = delta.shape[1], delta.shape[2], x.shape[2]
+    if batch * (outputs + inputs) < outputs * inputs:
+        return (delta @ delta.mT).mul_((x @ x.mT).add_(1)).sum((1, 2)).clamp(min=0)
+    return (delta.mT @ x).square().sum((1, 2)) + delta.sum(1).square().sum(1)
+
+
+def _clipping(squares: Sequence[Tensor], limit: float) -> Tensor:
+    """The factor on each client's gradient, from the squared lengths of its pieces, as torch clips."""
+    return (limit / (torch.stack(list(squares)).sum(0).sqrt() + 1e-6)).clamp(max=1.0)

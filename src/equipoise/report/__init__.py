@@ -1,5 +1,0 @@
-"""One page that shows who gained and who paid."""
-
-from equipoise.report import kept, plots
-
-__all__ = ["kept", "plots"]

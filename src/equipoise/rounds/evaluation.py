@@ -1,0 +1,186 @@
+"""Scores of the current model at every client. Nothing is averaged over clients here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from equipoise.data.federation import Federation, Split
+from equipoise.method import Method
+from equipoise.metrics import auc
+from equipoise.parts.weights import shares
+from equipoise.roles import Scored
+from equipoise.rounds.server import BUFFERS, PERSONAL, PRIVATE, weighted_mean
+from equipoise.task import Task
+from equipoise.types import ClientState, PerClient, Server, Tensors
+
+WORDS: dict[Scored, str] = {
+    "own": "personal",
+    "mean": "averaged-personal",
+    "domain": "averaged-personal by domain",
+    "global": "global",
+}
+
+
+@dataclass(frozen=True)
+class Score:
+    """One figure of one client. `accuracy` and `loss` are those of the model that the method scores; other models of the
+    same run stand beside it, as in `accuracy of the averaged-personal model`."""
+
+    client: str
+    domain: str
+    split: str
+    metric: str
+    value: float
+    samples: int
+
+
+def scored_model(method: Method, task: Task) -> str:
+    """Which model `accuracy` belongs to, in words for the manifest."""
+    name = WORDS[_models(method, task)[0]]
+    iterate = [step.evaluates for step in method.step if step.evaluates]
+    return f"{name}, {iterate[-1]}" if iterate else name
+
+
+def kept_at_home(method: Method, task: Task) -> list[Scored]:
+    """The models that a client can score by itself, without what others keep; none if the method scores another one."""
+    main, *others = _models(method, task)
+    return [model for model in (main, *others) if model in ("own", "global")] if main in ("own", "global") else []
+
+
+def evaluate(
+    method: Method,
+    task: Task,
+    server: Server,
+    states: Mapping[int, ClientState],
+    federation: Federation,
+    splits: Sequence[Split] = ("test",),
+    models: Sequence[Scored] | None = None,
+) -> list[Score]:
+    """Scores of every client that has samples in a split. Clients that share a test set share the work.
+
+    `models` are those to score, by default all that exist.
+    """
+    main, *others = models or _models(method, task)
+    theta = server.theta if server.evaluated is None else server.evaluated
+    variants = [(main, theta, ""), *((model, theta, f" of the {WORDS[model]} model") for model in others)]
+    if server.evaluated is not None:
+        variants.append((main, server.theta, " of the last model"))
+    found: list[Score] = []
+    for split in splits:
+        holders = [(k, c.split(split)) for k, c in enumerate(federation.clients) if len(c.split(split))]
+        for model, values, suffix in variants:
+            scores = _scores(task, server, states, holders, model, values)
+            for (k, index), per_sample in zip(holders, scores, strict=True):
+                client = federation.clients[k]
+                domain = client.domain or client.name
+                for metric, value in _figures(per_sample, federation.y[index]).items():
+                    if not suffix or metric in ("accuracy", "loss"):
+                        found.append(Score(client.name, domain, split, metric + suffix, value, len(index)))
+    return found
+
+
+def _figures(values: Mapping[str, Tensor], y: Tensor) -> dict[str, float]:
+    """One client's figures from what is known of each of its samples: means, and the AUC where there are margins."""
+    figures = {metric: float(value.double().mean()) for metric, value in values.items() if metric != "margin"}
+    if "margin" in values and len(y.unique()) == 2:  # of a single class there is none
+        figures["auc"] = auc(values["margin"].cpu(), y.cpu())
+    return figures
+
+
+def _models(method: Method, task: Task) -> list[Scored]:
+    """The models that exist, the one that the method scores first: as the wrap says that leaves most to the client."""
+    kept = {name for name, policy in task.policies.items() if policy == "local"} - task.private_buffers
+    wanted: set[Scored] = {wrap.scores for wrap in method.wrap}
+    if kept:
+        wanted.add("own")
+    beside = any(wrap.leaves_global for wrap in method.wrap)
+    if method.pooled or not (beside or wanted - {"global"}):
+        return ["global"]
+    ranking: tuple[Scored, ...] = ("own", "domain", "mean", "global")
+    main = next(model for model in ranking if model in wanted)
+    exist: list[Scored] = ["own", "mean", "global"] if beside else ["own", "mean"]
+    return [main, *(model for model in exist if model != main)]
+
+
+def _scores(
+    task: Task,
+    server: Server,
+    states: Mapping[int, ClientState],
+    holders: Sequence[tuple[int, Tensor]],
+    model: Scored,
+    theta: Tensor,
+) -> list[dict[str, Tensor]]:
+    params = {**task.initial_params, **task.layout.split(theta.to(task.device))}
+    if model == "global":
+        buffers = _here(task, server.buffers)
+        return _scores_of_one_model(task, params, buffers, [index for _, index in holders], personal=False)
+    everyone = range(len(task.federation))
+    if model == "mean":
+        filled = _filled(task, params, server, states, everyone)
+        return _scores_of_one_model(task, *filled, [index for _, index in holders], personal=True)
+    scores = []
+    for client, index in holders:
+        domain = task.federation.clients[client].domain
+        mates = [client] if model == "own" else [k for k in everyone if task.federation.clients[k].domain == domain]
+        filled = _filled(task, params, server, states, mates)
+        scores.append(task.scores(*filled, index.to(task.device), personal=True))
+    return scores
+
+
+def _scores_of_one_model(
+    task: Task, params: Tensors, buffers: Tensors, indices: Sequence[Tensor], personal: bool
+) -> list[dict[str, Tensor]]:
+    """All test sets in one pass; a set that several clients share is scored once."""
+    distinct = {id(index): index for index in indices}
+    if not distinct:
+        return []
+    sizes = [len(index) for index in distinct.values()]
+    if task.evaluates_in_batches:  # statistics of a batch must not mix clients
+        parts = {key: task.scores(params, buffers, index.to(task.device), personal) for key, index in distinct.items()}
+    else:
+        whole = task.scores(params, buffers, torch.cat(list(distinct.values())).to(task.device), personal)
+        split = {metric: torch.split(value, sizes) for metric, value in whole.items()}
+        parts = {key: {metric: split[metric][i] for metric in split} for i, key in enumerate(distinct)}
+    return [parts[id(index)] for index in indices]
+
+
+def tensors_of(
+    task: Task, server: Server, states: Mapping[int, ClientState], clients: Sequence[int]
+) -> dict[str, Tensor]:
+    """A whole model by name, as it is scored: shared tensors, and the mean of what these clients have of their own."""
+    theta = server.theta if server.evaluated is None else server.evaluated
+    params = {**task.initial_params, **task.layout.split(theta.to(task.device))}
+    own, buffers = _filled(task, params, server, states, clients)
+    return {**own, **buffers}
+
+
+def _filled(
+    task: Task, params: Tensors, server: Server, states: Mapping[int, ClientState], clients: Sequence[int]
+) -> tuple[Tensors, Tensors]:
+    """A whole model: shared tensors, and the mean (by samples) of what these clients have of their own."""
+    seen = [k for k in clients if k in states] or list(clients)[:1]
+    weights = shares(torch.tensor([float(len(task.federation.clients[k].train)) for k in seen]))
+    private = {name: task.initial_params[name] for name in task.private}
+    buffers = _here(task, server.buffers)
+    local = {name: buffers[name] for name, policy in task.policies.items() if policy == "local"}
+    rows = server.memory.shared.get(PERSONAL)
+
+    def mean(each: Sequence[Tensors]) -> Tensors:
+        if len(each) == 1:
+            return each[0]
+        return weighted_mean({name: torch.stack([one[name] for one in each]) for name in each[0]}, weights)
+
+    mine = [states.get(k, {}) for k in seen]
+    own = mean([private | _here(task, state.get(PRIVATE, {})) for state in mine])
+    if isinstance(rows, PerClient):
+        own |= mean([task.personal.split(rows[k].to(task.device)) for k in seen])
+    kept = mean([local | _here(task, state.get(BUFFERS, {})) for state in mine])
+    return {**params, **own}, {**buffers, **kept}
+
+
+def _here(task: Task, tensors: Tensors) -> Tensors:
+    return {name: value.to(task.device) for name, value in tensors.items()}

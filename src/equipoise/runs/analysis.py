@@ -1,0 +1,203 @@
+"""What a run can keep beyond its records, for the plots that need the updates, the features or the model itself."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from equipoise.rounds.evaluation import tensors_of
+from equipoise.method import Method
+from equipoise.methods.fedheal import ConsistencyMask
+from equipoise.rounds.server import broadcast_of, client_round
+from equipoise.engine.loop import Run
+from equipoise.types import EquipoiseError, Outputs, PerClient, Server
+from equipoise.updates import gram
+
+FILE = "analysis.json"
+CLIENTS = 40  # whose updates are compared
+SAMPLES = 400  # whose features are drawn
+GRID = 60  # steps on each side, for the border between two classes
+PIXELS = 32  # on a side of a sample that is shown
+SNAPSHOTS = (10, 100)  # rounds after which `consistency` is kept, besides the last one
+MISSING = "missing"  # stands for a kind that a run cannot give, with the reason
+
+
+def conflicts(run: Run) -> dict[str, Any]:
+    """Cosines between the updates that clients send from the final model."""
+    known = [k for k in range(len(run.task.federation)) if k in run.states][:CLIENTS]
+    states = {k: run.states[k] for k in known}
+    total = len(run.rounds)
+    replies, _ = client_round(run.method, run.task, known, broadcast_of(run.server, total), states, run.seed)
+    if replies.updates is None or not replies.updates.any():
+        raise EquipoiseError(f"`{run.method}` sends no updates, so that there are no conflicts to keep.")
+    inner = gram(replies.updates)
+    norms = inner.diagonal().clamp_min(1e-30).sqrt()
+    names = [run.task.federation.clients[k].name for k in replies.clients]
+    return {"clients": names, "cosines": (inner / norms / norms[:, None]).tolist()}
+
+
+def directions(method: Method, server: Server) -> list[float]:
+    """How many parameters keep the direction of their update: shares of [0.5, 1] in 20 bins.
+
+    From the counts that FedHEAL's server keeps of each client.
+    """
+    parts = [part for part in method.shape if isinstance(part, ConsistencyMask)]
+    if not parts:
+        raise EquipoiseError(f"`{method}` keeps no history of directions: keep `consistency` of a run with fedheal.")
+    state = server.memory.parts[parts[0].key]
+    up, seen = state["up"], state["seen"]
+    assert isinstance(up, PerClient)
+    assert isinstance(seen, PerClient)
+    shares = torch.cat([torch.maximum(up[k].double(), seen[k] - up[k].double()) / seen[k] for k in up])
+    counts = torch.histc(shares, 20, 0.5, 1.0)
+    found: list[float] = (counts / counts.sum()).tolist()
+    return found
+
+
+def consistency(run: Run) -> dict[str, Any]:
+    """Directions after the last round; `look` adds those of earlier ones."""
+    return {str(len(run.rounds)): directions(run.method, run.server)}
+
+
+def features(run: Run) -> dict[str, Any]:
+    """Singular values of the features' covariance, and the features in two dimensions (t-SNE), on test samples."""
+    from sklearn.manifold import TSNE
+
+    positions, domains = _some_tests(run, SAMPLES)
+    with torch.no_grad():
+        found = _outputs(run, positions).features.double()
+    values = torch.linalg.svdvals(torch.cov(found.T))[: len(found) - 1]  # so many can differ from zero
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        places = TSNE(perplexity=min(30, max(2, len(found) // 4)), random_state=0).fit_transform(found.numpy())
+    names = [run.federation.classes[i] for i in run.federation.y[positions].tolist()]
+    return {"singular": values.tolist(), "points": places.astype(float).tolist(), "classes": names, "domains": domains}
+
+
+def saliency(run: Run) -> dict[str, Any]:
+    """Grad-CAM of one test sample a domain, where the last feature map speaks for its class, and the sample in grey."""
+    positions, domains = _some_tests(run, len(run.federation.domains))
+    out = _outputs(run, positions)
+    if out.map is None or not out.map.requires_grad:
+        raise EquipoiseError(
+            f"Model `{run.model}` shows no feature map, which `saliency` needs: use a convolutional one."
+        )
+    chosen = out.logits.gather(1, run.federation.y[positions][:, None]).sum()
+    (slope,) = torch.autograd.grad(chosen, out.map)
+    maps = torch.relu((slope.mean((2, 3), keepdim=True) * out.map).sum(1)).detach()
+    maps = maps / maps.amax((1, 2), keepdim=True).clamp_min(1e-12)
+    shown = run.federation.x[positions].float().mean(1)  # of the channels
+    shown = shown - shown.amin((1, 2), keepdim=True)
+    shown = shown / shown.amax((1, 2), keepdim=True).clamp_min(1e-12)
+    most = max(1, -(-shown.shape[-1] // PIXELS))
+    samples = torch.nn.functional.avg_pool2d(shown, most) if most > 1 else shown
+    return {"domains": domains, "maps": maps.tolist(), "samples": samples.tolist()}
+
+
+def separators(run: Run) -> dict[str, Any]:
+    """Two-dimensional test data, and where the model is undecided between the first two classes."""
+    if run.federation.input_shape != (2,):
+        raise EquipoiseError(f"`separators` needs samples with two numbers. Found {run.federation.input_shape}.")
+    positions, domains = _some_tests(run, SAMPLES)
+    x = run.federation.x[positions]
+    low, high = x.min(0).values, x.max(0).values
+    across, up = (torch.linspace(float(a), float(b), GRID) for a, b in zip(low, high, strict=True))
+    plane = torch.cartesian_prod(across, up)
+    with torch.no_grad():
+        logits = _apply(run, plane).logits
+    margin = (logits[:, 1] - logits[:, 0]).view(GRID, GRID)
+    turns = ((margin[:, 1:] * margin[:, :-1]) <= 0).nonzero()
+    border = [[float(across[i]), float((up[j] + up[j + 1]) / 2)] for i, j in turns.tolist()]
+    turns = ((margin[1:] * margin[:-1]) <= 0).nonzero()
+    border += [[float((across[i] + across[i + 1]) / 2), float(up[j])] for i, j in turns.tolist()]
+    return {"points": x.tolist(), "classes": run.federation.y[positions].tolist(), "domains": domains, "border": border}
+
+
+KINDS: dict[str, Callable[[Run], dict[str, Any]]] = {
+    function.__name__: function for function in (conflicts, consistency, features, saliency, separators)
+}
+
+
+def look(kinds: Sequence[str], method: Method, server: Server, place: Path) -> None:
+    """Keep what is gone when the run is over: call it after every round."""
+    if "consistency" in kinds and server.memory.round in SNAPSHOTS:
+        with suppress(EquipoiseError):  # `write` will say so
+            _merge(place, {"consistency": {str(server.memory.round): directions(method, server)}})
+
+
+def write(run: Run, kinds: Sequence[str], place: Path) -> list[str]:
+    """Keep these in the run's folder, and say which could not be kept, and why."""
+    found: dict[str, dict[str, Any]] = {}
+    for kind in kinds:
+        try:
+            found[kind] = KINDS[kind](run)
+        except EquipoiseError as error:
+            found[kind] = {MISSING: str(error)}
+    if kinds:
+        _merge(place, found)
+    return [why for one in found.values() for name, why in one.items() if name == MISSING]
+
+
+def _merge(place: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
+    old = read(place)
+    whole = {**old, **found}
+    if "consistency" in found:
+        whole["consistency"] = {**old.get("consistency", {}), **found["consistency"]}
+    try:
+        new = (place / FILE).with_suffix(".new")
+        new.write_text(json.dumps(whole))
+        new.replace(place / FILE)  # all of it or nothing
+    except OSError as error:
+        raise EquipoiseError(f"Cannot write `{place / FILE}`: {error.strerror}. Choose another --out.") from None
+
+
+def read(place: Path) -> dict[str, Any]:
+    """What a run kept; nothing where it kept nothing, or where it cannot be read."""
+    try:
+        found: dict[str, Any] = json.loads((place / FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def _some_tests(run: Run, most: int) -> tuple[Tensor, list[str]]:
+    """About equally many test samples of every domain, and their domains."""
+    data = run.federation
+    each = max(1, most // len(data.domains))
+    tests = {c.domain or c.name: c.test for c in reversed(data.clients) if len(c.test)}  # those of its first client
+    spread = {d: torch.linspace(0, len(test) - 1, min(each, len(test))).long() for d, test in tests.items()}
+    parts = {domain: tests[domain][spread[domain]] for domain in data.domains if domain in tests}  # of all classes
+    return torch.cat(list(parts.values())), [domain for domain, part in parts.items() for _ in part]
+
+
+def _outputs(run: Run, positions: Tensor) -> Outputs:
+    return _apply(run, run.federation.preparation.evaluation(run.federation.x[positions]))
+
+
+def _apply(run: Run, x: Tensor) -> Outputs:
+    """The scored model (the mean of the clients' own) on prepared samples, with a gradient where one is asked for."""
+    tensors = tensors_of(run.task, run.server, run.states, range(len(run.task.federation)))
+    params = {name: tensors[name].detach().clone().requires_grad_() for name in run.task.initial_params}
+    buffers = {name: tensors[name] for name in run.task.initial_buffers}
+    return run.task.apply(params, buffers, x.to(run.task.device))
+
+
+def distinct(names: Sequence[str]) -> dict[str, list[int]]:
+    """The places of each name."""
+    found: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        found.setdefault(str(name), []).append(i)
+    return found
+
+
+def logarithms(values: Sequence[float]) -> list[float]:
+    """Base 10, with zero as a very small number."""
+    return np.log10(np.maximum(np.asarray(values, dtype=float), 1e-12)).tolist()

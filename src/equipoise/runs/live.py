@@ -1,0 +1,108 @@
+"""Live views of a run's records in other tools: MLflow and TensorBoard. The extra `live` installs both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol
+
+from equipoise.metrics import figures
+from equipoise.engine.loop import RoundRecord, Run
+from equipoise.types import EquipoiseError
+
+
+class View(Protocol):
+    """What follows a run. The folder's `Recorder` is one, too."""
+
+    def add(self, record: RoundRecord) -> None: ...
+    def finish(self, run: Run) -> object: ...
+    def fail(self, why: str) -> None: ...
+
+
+def open_view(name: str, run: Run, folder: Path) -> View:
+    """A view by name, of a run before its first round."""
+    if name not in VIEWS:
+        raise EquipoiseError(f"A live view is one of {', '.join(VIEWS)}. Found {name!r}.")
+    try:
+        return VIEWS[name](run, folder)
+    except ImportError:
+        raise EquipoiseError(f"{name} is not installed: pip install '.[live]' in a checkout of Equipoise.") from None
+
+
+def scalars(record: RoundRecord) -> Iterator[tuple[str, float]]:
+    """A round as names and numbers: every client's scores, and AVG, STD (ddof 0) and MIN of the test accuracy."""
+    for score in record.scores:
+        yield f"{score.split}/{score.metric}/{score.client}", score.value
+    accuracy = [s.value for s in record.scores if s.metric == "accuracy" and s.split == "test"]
+    if accuracy:
+        found = figures(accuracy)
+        yield from (("AVG", found.avg), ("STD", found.std), ("MIN", found.min))
+
+
+class TensorBoard:
+    """Event files in `FOLDER/tensorboard`: `tensorboard --logdir FOLDER/tensorboard`."""
+
+    def __init__(self, run: Run, folder: Path) -> None:
+        from torch.utils.tensorboard.writer import SummaryWriter
+
+        from equipoise.runs.records import run_name
+
+        self.writer: Any = SummaryWriter(str(folder / "tensorboard" / run_name(run)))
+        self.writer.add_text("method", str(run.method))
+
+    def add(self, record: RoundRecord) -> None:
+        for name, value in scalars(record):
+            self.writer.add_scalar(name, value, record.round)
+        self.writer.flush()
+
+    def finish(self, run: Run) -> None:
+        self.writer.close()
+
+    def fail(self, why: str) -> None:
+        self.writer.add_text("failed", why)
+        self.writer.close()
+
+
+class MLflow:
+    """A run of the experiment `equipoise`, in the store that MLFLOW_TRACKING_URI names or in `FOLDER/mlflow.db`."""
+
+    def __init__(self, run: Run, folder: Path) -> None:
+        import os
+
+        import mlflow
+
+        if not os.environ.get("MLFLOW_TRACKING_URI"):
+            folder.mkdir(parents=True, exist_ok=True)
+            mlflow.set_tracking_uri(f"sqlite:///{(folder / 'mlflow.db').resolve()}")
+        self.client = mlflow.MlflowClient()
+        found = self.client.get_experiment_by_name("equipoise")
+        experiment = found.experiment_id if found else self.client.create_experiment("equipoise")
+        self.run = self.client.create_run(experiment, run_name=f"{run.method}, seed {run.seed}").info.run_id
+        facts = {
+            "method": run.method,
+            "data": run.federation.name,
+            "seed": run.seed,
+            "model": run.model,
+            **run.settings,
+        }
+        for name, value in facts.items():
+            self.client.log_param(self.run, name, value)
+
+    def add(self, record: RoundRecord) -> None:
+        for name, value in scalars(record):
+            self.client.log_metric(self.run, _plain(name), value, step=record.round)
+
+    def finish(self, run: Run) -> None:
+        self.client.set_terminated(self.run, "FINISHED")
+
+    def fail(self, why: str) -> None:
+        self.client.set_tag(self.run, "why", why)
+        self.client.set_terminated(self.run, "FAILED")
+
+
+def _plain(name: str) -> str:
+    """MLflow allows few signs in the names of metrics."""
+    return "".join(letter if letter.isalnum() or letter in "_-. /" else "_" for letter in name)
+
+
+VIEWS: dict[str, Callable[[Run, Path], View]] = {"mlflow": MLflow, "tensorboard": TensorBoard}

@@ -1,0 +1,137 @@
+"""A trained model back from its run folder, with its preprocessing and class names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from equipoise.data import Client, Federation, Preparation
+from equipoise.data.images import Images
+from equipoise.grammar import did_you_mean, list_of
+from equipoise.method import parse
+from equipoise.runs.records import read
+from equipoise.task import PERSONAL_LOGITS, ModelSource, Task
+from equipoise.training import Training
+from equipoise.types import EquipoiseError
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A trained model. It takes samples as the federation held them, and prepares them itself."""
+
+    classes: tuple[str, ...]
+    preparation: Preparation
+    manifest: Mapping[str, Any]
+    task: Task
+    tensors: Mapping[str, Tensor]  # the shared model, or the mean of the clients' own
+    own: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)  # client -> what it has of its own
+
+    def logits(self, x: Tensor, client: str | None = None) -> Tensor:
+        """`[n, classes]` for raw samples `x [n, ...]`, by the shared model or by a client's own."""
+        shape = tuple(self.manifest["data"]["sample"]["shape"])
+        if tuple(x.shape[1:]) != shape:
+            raise EquipoiseError(f"Samples must be [n, {', '.join(map(str, shape))}]. Found {list(x.shape)}.")
+        if client is not None and client not in self.names:
+            raise EquipoiseError(f"The run has no client `{client}`.{did_you_mean(client, self.names)}")
+        tensors = {**self.tensors, **self.own.get(client or "", {})}
+        params = {name: tensors[name] for name in self.task.initial_params}
+        buffers = {name: tensors[name] for name in self.task.initial_buffers}
+        found = []
+        with torch.no_grad():
+            for some in x.split(1024):
+                out = self.task.apply(params, buffers, self.preparation.evaluation(some))
+                found.append(out.extra.get(PERSONAL_LOGITS, out.logits) if client in self.own else out.logits)
+        return torch.cat(found)[:, : len(self.classes)] if found else torch.zeros(0, len(self.classes))
+
+    def predict(self, x: Tensor, client: str | None = None) -> list[str]:
+        """The class names that the model gives raw samples."""
+        return [self.classes[i] for i in self.logits(x, client).argmax(1).tolist()]
+
+    @property
+    def names(self) -> list[str]:
+        return [one["name"] for one in self.manifest["data"]["clients"]]
+
+
+def load(place: Path | str, model: ModelSource | None = None) -> Loaded:
+    """The model that a run folder holds. A run with a module of your own needs that module again, as `model`."""
+    run = read(Path(place))
+    if not run.finished:
+        raise EquipoiseError(f"`{place}` holds no trained model: the run is {run.manifest['status']}. Do it again.")
+    facts, data = run.manifest, run.manifest["data"]
+    try:
+        stored = load_file(Path(place) / "model.safetensors")
+    except (OSError, SafetensorError):
+        raise EquipoiseError(f"`{place}/model.safetensors` is missing or damaged. Do the run again.") from None
+    prepared = data["preparation"]
+    preparation = Images(torch.tensor(prepared["mean"]), torch.tensor(prepared["std"])) if prepared else Preparation()
+    sample = torch.zeros(2, *data["sample"]["shape"], dtype=getattr(torch, data["sample"]["dtype"]))
+    first = Client("first", torch.tensor([0, 1]), torch.tensor([0, 1]))
+    stub = Federation(
+        data["name"],
+        sample,
+        torch.zeros(2, dtype=torch.long),
+        (first,),
+        tuple(data["classes"]),
+        preparation=preparation,
+    )
+    buffers = facts["buffers"]
+    task = Task.build(
+        parse(facts["method"]),
+        stub,
+        model=model or facts["model"],
+        training=Training(**facts["training"]),
+        buffers=buffers,
+        seed=facts["seed"],
+    )
+    if facts["runner"] == "flower" and (task.private or "local" in task.policies.values()):
+        raise EquipoiseError(
+            f"Parts of the models of `{place}` stayed at the sites: there is no whole model here to load."
+        )
+    shared = {name: value for name, value in stored.items() if "/" not in name}
+    own: dict[str, dict[str, Tensor]] = {}
+    for name, value in stored.items():
+        if "/" in name:
+            client, tensor = name.removeprefix("client ").rsplit("/", 1)
+            own.setdefault(client, {})[tensor] = value
+    wanted = {**task.initial_params, **task.initial_buffers}
+    wrong = [n for n, v in wanted.items() if n not in shared or shared[n].shape != v.shape]
+    if wrong:
+        raise EquipoiseError(
+            f"The model `{facts['model']}` does not fit what `{place}` holds: {list_of(wrong)} differ."
+        )
+    return Loaded(tuple(data["classes"]), preparation, facts, task, shared, own)
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a client of other data gets from a trained model."""
+
+    client: str
+    domain: str
+    accuracy: float
+    loss: float
+    samples: int
+
+
+def evaluate(trained: Loaded, data: Federation) -> list[Measured]:
+    """Test accuracy and loss at every client of a federation, by its own model where the run left it one."""
+    if data.classes != trained.classes:
+        raise EquipoiseError(
+            f"The model knows the classes {list_of(trained.classes)}. Found {list_of(data.classes)} in `{data.name}`."
+        )
+    found = []
+    for client in data.clients:
+        index = client.test if len(client.test) else client.train
+        y = data.y[index]
+        logits = trained.logits(data.x[index], client.name if client.name in trained.own else None)
+        accuracy = float((logits.argmax(1) == y).double().mean())
+        loss = float(torch.nn.functional.cross_entropy(logits, y))
+        found.append(Measured(client.name, client.domain or client.name, accuracy, loss, len(index)))
+    return found

@@ -1,0 +1,107 @@
+"""Outcomes of several methods and seeds -> one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from equipoise.data import Federation, load_federation
+from equipoise.engine.loop import run
+from equipoise.method import Method, parse
+from equipoise.metrics import figures
+from equipoise.task import ModelSource
+from equipoise.training import Training
+from equipoise.types import EquipoiseError
+
+HIGHER_IS_BETTER = {"STD": False}
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure over seeds, in percent."""
+
+    mean: float
+    spread: float | None  # sample standard deviation (ddof 1) over seeds; None for one seed
+
+    def __str__(self) -> str:
+        return f"{self.mean:.1f}" if self.spread is None else f"{self.mean:.1f} ± {self.spread:.1f}"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Rows are methods, columns are domains and the figures over them."""
+
+    columns: tuple[str, ...]
+    rows: dict[str, dict[str, Cell]]
+    seeds: int
+
+    def __str__(self) -> str:
+        lines = [("method", *self.columns), *((name, *map(str, row.values())) for name, row in self.rows.items())]
+        widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+        return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines)
+
+    def best(self, column: str) -> set[str]:
+        """The methods whose mean is best in a column, to the printed digit."""
+        sign = 1 if HIGHER_IS_BETTER.get(column, True) else -1
+        top = max(round(sign * row[column].mean, 1) for row in self.rows.values())
+        return {name for name, row in self.rows.items() if round(sign * row[column].mean, 1) == top}
+
+
+def compare(
+    methods: Sequence[Method | str],
+    federation: Federation | str,
+    *,
+    seeds: int | Sequence[int] = 3,
+    rounds: int | None = None,
+    model: ModelSource | None = None,
+    training: Training | None = None,
+    participation: float | None = None,
+) -> Comparison:
+    """Run every method with every seed on the same data, and tabulate what the domains got.
+
+    The command `equipoise compare` does the same with one process a core and stores the runs.
+    """
+    chosen = list(dict.fromkeys(parse(method) if isinstance(method, str) else method for method in methods))
+    numbers = list(range(seeds)) if isinstance(seeds, int) else list(dict.fromkeys(seeds))
+    if not chosen or not numbers:
+        raise EquipoiseError(
+            f"A comparison needs a method and a seed. Found methods={list(methods)!r}, seeds={seeds!r}."
+        )
+    data = load_federation(federation) if isinstance(federation, str) else federation
+    if any(
+        method.for_data(data.name).validates for method in chosen
+    ):  # all methods of a comparison train on the same samples
+        data = data.with_validation()
+    results = [
+        run(method, data, model=model, rounds=rounds, seed=seed, participation=participation, training=training)
+        for method in chosen
+        for seed in numbers
+    ]
+    return tabulate([(str(result.method), result.by_domain()) for result in results])
+
+
+def tabulate(results: Sequence[tuple[str, Mapping[str, float]]], most_domains: int = 8) -> Comparison:
+    """Per-domain test accuracy and AVG, STD (ddof 0), MIN over domains, each as mean and spread over seeds."""
+    by_method: dict[str, list[Mapping[str, float]]] = {}
+    for method, values in results:
+        by_method.setdefault(method, []).append(values)
+    domains = list(results[0][1])
+    shown = domains if len(domains) <= most_domains else []
+    rows = {}
+    for method, runs in by_method.items():
+        per_run = [figures(list(values.values())) for values in runs]
+        row = {domain: _cell([values[domain] for values in runs]) for domain in shown}
+        row |= {
+            "AVG": _cell([f.avg for f in per_run]),
+            "STD": _cell([f.std for f in per_run]),
+            "MIN": _cell([f.min for f in per_run]),
+        }
+        rows[method] = row
+    return Comparison((*shown, "AVG", "STD", "MIN"), rows, max(len(runs) for runs in by_method.values()))
+
+
+def _cell(values: Sequence[float]) -> Cell:
+    percent = 100 * np.asarray(values)
+    return Cell(float(percent.mean()), float(percent.std(ddof=1)) if len(percent) > 1 else None)

@@ -1,0 +1,234 @@
+"""Experiments as TOML files: methods x data x seeds x grids of parameters -> jobs."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args, get_type_hints
+
+from equipoise.data import DATASETS, Federation, load_federation
+from equipoise.data.catalogue import is_path
+from equipoise.engine.loop import check_options
+from equipoise.grammar import Call, Mistakes, did_you_mean, fitted, parse_one, require
+from equipoise.method import parse
+from equipoise.models import MODELS
+from equipoise.runs.analysis import KINDS
+from equipoise.study.jobs import Job, jobs
+from equipoise.training import Training
+from equipoise.types import EquipoiseError
+
+SETTINGS = (
+    "rounds",
+    "participation",
+    "model",
+    "runner",
+    "device",
+    "eval_every",
+    "with_validation",
+    "keep",
+)  # of a `Job`
+LISTS = ("methods", "data", "seeds", "grid", "training")
+POSSIBLE = {"rounds": 1, "participation": 1.0, "eval_every": 1, "device": "cpu"}  # options that any run can have
+MOST = 10_000  # seeds
+KEY = re.compile(r"\s*([A-Za-z0-9_.\"' -]+?)\s*=")
+
+
+def read_plan(path: Path) -> list[Job]:
+    """Every run that an experiment file asks for.
+
+    `methods`, `data` and `seeds` are lists; `[grid.fedheal]` gives lists of values for a method's parameters, and every
+    combination of them is a method of its own; `[training]` changes the data sets' local training. All that is wrong with a
+    file is said at once, each with its line.
+    """
+    file = _File.read(path)
+    for name in file.plan:
+        with file.noted(name):
+            _known(name, (*LISTS, *SETTINGS), "An experiment")
+    template = Job(**_settings(file))  # type: ignore[arg-type]
+    methods = _expanded(file)
+    seeds = _seeds(file)
+    changes = training_changes(_table(file, "training"), file.mistakes, lambda name: file.place("training", name))
+    found = []
+    for dataset in dict.fromkeys(_texts(file, "data")):
+        with file.noted("data", item=dataset):
+            data = loaded(dataset, file.mistakes)
+            training = replace(data.protocol.training, **changes) if data and changes else None
+            found += jobs(methods, dataset, seeds, replace(template, training=training))
+    file.mistakes.refuse()
+    return found
+
+
+def loaded(dataset: str, mistakes: Mistakes) -> Federation | None:
+    """The data. Loading can take long: where something else is wrong already, only the name is looked at."""
+    if not mistakes.found:
+        return load_federation(dataset)
+    if not is_path(dataset):
+        DATASETS.find(dataset.split("(")[0].strip().replace("_", "-"))
+    return None
+
+
+# --------------------------------------------------------------------------- where things stand
+@dataclass(frozen=True)
+class _File:
+    """A file's content, and what is wrong with it."""
+
+    path: Path
+    text: str
+    plan: Mapping[str, Any]
+    mistakes: Mistakes = field(default_factory=Mistakes)
+
+    @classmethod
+    def read(cls, path: Path) -> _File:
+        text = ""
+        try:
+            text = path.read_text(encoding="utf-8")
+            return cls(path, text, tomllib.loads(text))
+        except OSError as error:
+            raise EquipoiseError(f"Cannot read `{path}`: {error.strerror}.") from None
+        except (ValueError, RecursionError) as error:
+            why = str(error) or "it is nested too deeply"
+            line = re.search(r"at line (\d+)", why)
+            raise EquipoiseError(
+                f"{path}:{line[1] if line else len(text.splitlines())}: this is not TOML: {why}."
+            ) from None
+
+    def place(self, *keys: str, item: str = "") -> str:
+        """`file.toml:7`, where a key stands, or an item of its list; the file alone where that cannot be told."""
+        table: list[str] = []
+        line = 0
+        for number, content in enumerate(self.text.splitlines(), 1):
+            header = re.match(r"\s*\[+([^\]]+)\]+", content)
+            key = KEY.match(content)
+            if header and not line:
+                table = _names(header[1])
+                line = number if table[: len(keys)] == list(keys) else 0
+            elif key and not line:
+                line = number if [*table, *_names(key[1])][: len(keys)] == list(keys) else 0
+            if line and (not item or item in content):
+                return f"{self.path}:{number}"
+        return f"{self.path}:{line}" if line and not item else self.place(*keys) if item else str(self.path)
+
+    def noted(self, *keys: str, item: str = "") -> AbstractContextManager[None]:
+        return self.mistakes.noted(self.place(*keys, item=item))
+
+    def wrong(self, what: str, *keys: str) -> None:
+        self.mistakes.found.append(f"{self.place(*keys)}: {what}")
+
+
+def _names(dotted: str) -> list[str]:
+    return [part.strip(" \t\"'") for part in dotted.split(".")]
+
+
+# --------------------------------------------------------------------------- what stands there
+def _known(name: str, names: Sequence[str], what: str) -> None:
+    if name not in names:
+        raise EquipoiseError(f"{what} has no `{name}`.{did_you_mean(name, names)} Known: {', '.join(names)}.")
+
+
+def _settings(file: _File) -> dict[str, object]:
+    hints, found = get_type_hints(Job), {}
+    for name in SETTINGS:
+        if name in file.plan:
+            with file.noted(name):
+                found[name] = fitted(file.plan[name], hints[name], name)
+                if name in POSSIBLE:
+                    check_options(**{**POSSIBLE, name: found[name]})  # type: ignore[arg-type]
+                if name == "keep":
+                    fitted(found[name], tuple[Literal[tuple(KINDS)], ...], name)  # type: ignore[misc]
+                if name == "model":
+                    call = parse_one(str(found[name]), "model")
+                    MODELS.find(call.name).check(dict(call.arguments))
+    return found
+
+
+def _texts(file: _File, name: str) -> list[str]:
+    found = file.plan.get(name)
+    texts = [found] if isinstance(found, str) else found
+    if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
+        return texts
+    file.wrong(f"an experiment must give `{name}` as a list of names, such as {name} = ['...']. Found {found!r}.", name)
+    return []
+
+
+def _table(file: _File, name: str) -> dict[str, Any]:
+    found = file.plan.get(name, {})
+    if isinstance(found, dict):
+        return found
+    file.wrong(f"`{name}` must be a table, such as [{name}]. Found {found!r}.", name)
+    return {}
+
+
+def _seeds(file: _File) -> list[int]:
+    given, found = file.plan.get("seeds", 3), []
+    with file.noted("seeds"):
+        counted = isinstance(given, int) and not isinstance(given, bool)
+        several = list(range(min(given, MOST + 1))) if counted else given
+        if not isinstance(several, list) or not several:
+            raise EquipoiseError(
+                f"seeds must be a number of seeds such as 3, or a list such as [0, 42]. Found {given!r}."
+            )
+        require(len(several) <= MOST, "seeds", f"at most {MOST}", given)
+        found = [int(str(fitted(seed, int, "each of the seeds"))) for seed in several]
+    return list(dict.fromkeys(found))  # none of them, where a mistake was noted
+
+
+def _expanded(file: _File) -> list[str]:
+    """Methods with every combination of their grids' values."""
+    grids = _table(file, "grid")
+    for name in [name for name, grid in grids.items() if not isinstance(grid, dict)]:
+        file.wrong("a grid is a table for a method, such as [grid.fedheal] with tau = [0.2, 0.3].", "grid", name)
+    used: set[str] = set()
+    found: dict[str, None] = {}
+    for text in _texts(file, "methods"):
+        with file.noted("methods", item=text):
+            calls = parse(text).calls
+            mine = {call.name: grids[call.name] for call in calls if isinstance(grids.get(call.name), dict)}
+            used |= set(mine)
+            axes = [_axis(file, method, name, values) for method, grid in mine.items() for name, values in grid.items()]
+            for point in itertools.product(*axes):
+                found[str(parse(" + ".join(str(_at(call, point)) for call in calls)))] = None
+    named = set(re.findall(r"\w+", str(file.plan.get("methods"))))
+    for name in [name for name in grids if name not in used and name not in named]:
+        nearest = did_you_mean(name, named)
+        file.wrong(
+            f"there is a grid for `{name}`, which is not among the methods.{nearest} Name it there.", "grid", name
+        )
+    return list(found)
+
+
+def _axis(file: _File, method: str, name: str, values: object) -> list[tuple[str, str, object]]:
+    """The values of a method's parameter that can be used."""
+    found = []
+    for value in values if isinstance(values, list) else [values]:
+        with file.noted("grid", method, name):
+            parse(str(Call(method, ((name, value),))))
+            found.append((method, name, value))
+    return found
+
+
+def _at(call: Call, point: Sequence[tuple[str, str, object]]) -> Call:
+    """A call with the values that a point of the grid has for it."""
+    changed = {name: value for method, name, value in point if method == call.name}
+    return Call(call.name, tuple({**dict(call.arguments), **changed}.items()))
+
+
+def training_changes(
+    given: Mapping[str, object], mistakes: Mistakes, place: Callable[[str], str] = lambda _: ""
+) -> dict[str, Any]:
+    """The settings of a local training that are given, each looked at by itself."""
+    hints, names, found = get_type_hints(Training), [one.name for one in fields(Training)], {}
+    for name, value in given.items():
+        with mistakes.noted(place(name)):
+            _known(name, names, "A training")
+            optional = type(None) in get_args(hints[name])
+            wanted = None if value == "full" and optional else fitted(value, hints[name], name)
+            Training(**{name: wanted})  # type: ignore[arg-type]
+            found[name] = wanted
+    if "epochs" in found and "steps" not in found:
+        found["steps"] = None  # otherwise the data set's own number of steps would win
+    return found

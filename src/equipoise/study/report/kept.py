@@ -1,0 +1,140 @@
+"""Plots of what runs kept beyond their records (`--keep ...`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from equipoise.runs.analysis import MISSING, distinct, logarithms, read
+from equipoise.study.report.charts import Bars, Cells, Chart, Line, Panel, Points
+from equipoise.study.report.plots import MOST_LINES, plot
+from equipoise.study.report.study import Study
+
+
+def kept(study: Study, kind: str) -> dict[str, Any]:
+    """By method, what the first seed that kept it holds."""
+    found: dict[str, Any] = {}
+    for method, runs in study.runs.items():
+        for run in runs.values():
+            here = read(run.place).get(kind)
+            if here is not None and MISSING not in here:
+                found.setdefault(method, here)
+    return found
+
+
+@plot
+def conflicts(study: Study) -> Chart | None:
+    panels = []
+    for method, found in kept(study, "conflicts").items():
+        ticks = {float(i): name for i, name in enumerate(found["clients"])}
+        panels.append(Panel(method, [Cells(method, found["cosines"], -1.0, 1.0)], "", "", ticks, ticks, wide=True))
+    caption = "Cosines between the updates that clients send from the final model: blue agrees, orange is a conflict."
+    return Chart("conflicts", "Conflicts between clients", caption, panels, one_at_a_time=True) if panels else None
+
+
+@plot
+def consistency(study: Study) -> Chart | None:
+    panels = []
+    for method, found in kept(study, "consistency").items():
+        for rounds, shares in sorted(found.items(), key=lambda one: int(one[0])):
+            middles = [0.5 + 0.025 * (i + 0.5) for i in range(20)]
+            percents = [100 * share for share in shares]
+            bars = Bars(method, middles, percents, 0, 0.025, [f"{share:.1f} %" for share in percents])
+            title = f"{method}, after {rounds} rounds"
+            panels.append(Panel(title, [bars], "share of rounds in one direction", "percent of parameters"))
+    caption = "For every parameter of every client: the share of rounds in which its update had its more frequent sign."
+    return Chart("consistency", "Consistency of updates", caption, panels) if panels else None
+
+
+@plot
+def spectrum(study: Study) -> Chart | None:
+    lines = []
+    for method, found in kept(study, "features").items():
+        values = logarithms(found["singular"])
+        lines.append(Line(method, [float(i + 1) for i in range(len(values))], values, study.colour(method)))
+    panel = Panel("", lines, "rank", "log10 of the singular value", wide=True)
+    caption = (
+        "Singular values of the covariance of the last features, test samples of all domains. A steep fall: collapse."
+    )
+    return Chart("spectrum", "Spectrum of the features", caption, [panel]) if lines else None
+
+
+@plot
+def tsne(study: Study) -> Chart | None:
+    panels = [
+        Panel(f"{method}, by {what}", _scattered(found["points"], found[what]))
+        for method, found in kept(study, "features").items()
+        for what in ("classes", "domains")
+    ]
+    caption = "Last features of test samples in two dimensions (t-SNE), coloured by class and by domain."
+    return Chart("tsne", "Features", caption, panels, columns=2) if panels else None
+
+
+@plot
+def saliency(study: Study) -> Chart | None:
+    panels: list[Panel] = []
+    across = 1
+    for method, found in kept(study, "saliency").items():
+        if not panels:
+            panels = [_picture(f"sample, {d}", v, 6) for d, v in zip(found["domains"], found["samples"], strict=True)]
+        panels += [_picture(f"{method}, {d}", v, 3) for d, v in zip(found["domains"], found["maps"], strict=True)]
+        across = len(found["domains"])
+    caption = (
+        "Grad-CAM: where the last feature map speaks for the class of the first test sample of each domain (first row: the "
+        "samples; a strong colour is a large value)."
+    )
+    return Chart("saliency", "Where the model looks", caption, panels, columns=across) if panels else None
+
+
+def _picture(title: str, values: Sequence[Sequence[float]], colour: int) -> Panel:
+    return Panel(title, [Cells(title, values, 0.0, 1.0, colour)], picture=True)
+
+
+@plot
+def separators(study: Study) -> Chart | None:
+    panels = []
+    for method, found in kept(study, "separators").items():
+        x, y = ([place[axis] for place in found["border"]] for axis in (0, 1))
+        marks = [*_samples(study, found), Points("border", x, y, 6, small=True)]
+        panels.append(Panel(method, marks, "x1", "x2"))
+        panels.append(Panel(f"{method}, losses", _losses(study, method), "round", "test loss"))
+    caption = (
+        "Left: test samples in two dimensions, those of the first class hollow, and where the model is undecided between the "
+        "two classes (grey). Right: the test loss of each client over rounds, mean over seeds."
+    )
+    return Chart("separators", "Two-dimensional data and separators", caption, panels, columns=2) if panels else None
+
+
+def _samples(study: Study, found: Mapping[str, Any]) -> list[Points]:
+    """A domain has one colour, hollow for the first class."""
+    colours = list(dict.fromkeys(study.any.domains))
+    kinds = [f"{d}, class {c}" for d, c in zip(found["domains"], found["classes"], strict=True)]
+    marks = []
+    for name, places in distinct(kinds).items():
+        first, (x, y) = places[0], zip(*(found["points"][i] for i in places), strict=True)
+        colour, hollow = colours.index(found["domains"][first]), found["classes"][first] == 0
+        marks.append(Points(name, x, y, colour, small=True, hollow=hollow))
+    return marks
+
+
+def _losses(study: Study, method: str) -> list[Line]:
+    """A line a client, in the colour of its domain; of many clients the worst, the mean and the best of each round."""
+    curves = [study.curve(method, seed, "loss") for seed in study.runs[method]]
+    rounds, values = curves[0][0].astype(float).tolist(), np.mean([v for _, v in curves], axis=0)
+    if len(study.any.clients) > MOST_LINES:
+        shown = {"worst": np.nanmax(values, 1), "mean": np.nanmean(values, 1), "best": np.nanmin(values, 1)}
+        return [Line(name, rounds, line.tolist(), colour) for colour, (name, line) in enumerate(shown.items())]
+    colours = list(dict.fromkeys(study.any.domains))
+    return [
+        Line(name, rounds, line.tolist(), colours.index(domain))
+        for name, domain, line in zip(study.any.clients, study.any.domains, values.T, strict=True)
+    ]
+
+
+def _scattered(points: Sequence[Sequence[float]], names: Sequence[str]) -> list[Points]:
+    return [
+        Points(name, [points[i][0] for i in places], [points[i][1] for i in places], colour, small=True)
+        for colour, (name, places) in enumerate(distinct(names).items())
+    ]

@@ -1,0 +1,163 @@
+"""Charts with matplotlib, as PDF and PNG for papers: the same data as on the page."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from equipoise.study.report.charts import (
+    COLOURS,
+    NEGATIVE,
+    Arrows,
+    Bars,
+    Cells,
+    Chart,
+    Line,
+    Mark,
+    Panel,
+    Points,
+    Ticks,
+    placed_labels,
+    short,
+)
+
+
+def save(chart: Chart, stem: Path) -> list[Path]:
+    """`stem`.pdf and `stem`.png. Signs that the font lacks are boxes in the picture."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing")
+        return _save(chart, stem)
+
+
+def _save(chart: Chart, stem: Path) -> list[Path]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    wide = any(panel.wide for panel in chart.panels)
+    small = all(panel.picture for panel in chart.panels)
+    columns = 1 if wide else min(chart.columns, len(chart.panels))
+    rows = -(-len(chart.panels) // columns)
+    heights = [
+        max(1.4, 0.22 * len(panel.y_ticks) + 0.8) if panel.rows else 1.6 if small else 3.0 for panel in chart.panels
+    ]
+    high = sum(heights) if columns == 1 else rows * max(heights)
+    figure: Any = Figure(figsize=(8.0 if wide else (1.5 if small else 4.0) * columns, high), layout="constrained")
+    FigureCanvasAgg(figure)
+    ratios = heights if columns == 1 else None
+    axes = figure.subplots(rows, columns, squeeze=False, height_ratios=ratios).ravel()
+    for ax in axes[len(chart.panels) :]:
+        ax.set_visible(False)
+    for ax, panel in zip(axes, chart.panels, strict=False):
+        _panel(ax, panel)
+    names: dict[str, Any] = {}
+    for ax in axes:
+        for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
+            names.setdefault(name, handle)
+    if len(names) > 1:
+        figure.legend(
+            names.values(),
+            names.keys(),
+            loc="outside upper center",
+            ncols=min(4, len(names)),
+            fontsize=7,
+            frameon=False,
+        )
+    named = [(ax, some) for ax, panel in zip(axes, chart.panels, strict=False) if (some := _named(panel))]
+    if named:
+        figure.draw_without_rendering()  # now it is known where things are
+    for ax, marks in named:
+        _label(ax, marks)
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    files = [stem.with_suffix(suffix) for suffix in (".pdf", ".png")]
+    for file in files:
+        figure.savefig(file, dpi=200)
+    return files
+
+
+def _panel(ax: Any, panel: Panel) -> None:
+    for mark in panel.marks:
+        _mark(ax, mark)
+    ax.set_title(_plain(short(panel.title, 22) if panel.picture else panel.title), fontsize=7 if panel.picture else 9)
+    if panel.picture:
+        ax.set_axis_off()
+        ax.set_aspect("equal")
+        return
+    ax.set_xlabel(_plain(panel.x_label))
+    ax.set_ylabel(_plain(panel.y_label))
+    if panel.x_ticks:
+        long = len(panel.x_ticks) > 6
+        ax.set_xticks(list(panel.x_ticks), [_plain(n) for n in panel.x_ticks.values()], rotation=45 if long else 0,
+                      ha="right" if long else "center", fontsize=7)  # fmt: skip
+    if panel.rows:
+        ax.set_yticks(list(panel.y_ticks), [_plain(n) for n in panel.y_ticks.values()], fontsize=7)
+        ax.set_ylim(max(panel.y_ticks) + 0.6, min(panel.y_ticks) - 0.6)
+    ax.spines[["top", "right"]].set_visible(False)
+
+
+def _named(panel: Panel) -> list[Points]:
+    return [mark for mark in panel.marks if isinstance(mark, Points) and mark.label and len(mark.x)]
+
+
+def _label(ax: Any, named: Sequence[Points]) -> None:
+    """Names beside points, in points of 1/72 inch from them."""
+    scale = 72 / ax.figure.dpi
+    places = [scale * ax.transData.transform((mark.x[0], mark.y[0])) for mark in named]
+    points = [(float(x), -float(y)) for x, y in places]  # downwards, as on the page
+    bounds = (scale * ax.bbox.x0, scale * ax.bbox.x1)
+    for mark, (a, b), (x, y) in zip(
+        named, points, placed_labels(points, [3.4 * len(short(m.name, 24)) for m in named], 7, bounds), strict=True
+    ):
+        ax.annotate(
+            _plain(short(mark.name, 24)), (mark.x[0], mark.y[0]), (x - a, b - y), textcoords="offset points", fontsize=6,
+            ha="center", va="center", in_layout=False,
+        )  # fmt: skip
+
+
+def _mark(ax: Any, mark: Mark) -> None:
+    colour = COLOURS[mark.colour % len(COLOURS)]
+    name = _plain(mark.name)
+    match mark:
+        case Line():
+            style = "--" if mark.dashed else ":" if mark.colour >= len(COLOURS) else "-"
+            ax.plot(mark.x, mark.y, style, color=colour, label=name, linewidth=1.4)
+            if len(mark.low):
+                ax.fill_between(mark.x, mark.low, mark.high, color=colour, alpha=0.15, linewidth=0)
+        case Points():
+            size, face = 2 if mark.small else 6, "none" if mark.hollow else colour
+            ax.plot(
+                mark.x,
+                mark.y,
+                "o",
+                color=colour,
+                markerfacecolor=face,
+                label=name,
+                markersize=size,
+                markeredgewidth=0.7,
+            )
+        case Bars():
+            ax.bar(mark.x, mark.y, mark.span, color=colour, label=name)
+        case Arrows():
+            for row, a, b in zip(mark.rows, mark.start, mark.end, strict=True):
+                paint = colour if b >= a else NEGATIVE
+                ax.plot([a], [row], "o", color=paint, markerfacecolor="white", markersize=4)
+                ax.annotate("", (b, row), (a, row), arrowprops={"arrowstyle": "-|>", "color": paint})
+                ax.plot([b], [row], alpha=0)
+        case Ticks():
+            ax.plot(mark.x, mark.rows, "|", color=colour, label=name, markersize=9, markeredgewidth=2)
+        case Cells():
+            from matplotlib.colors import LinearSegmentedColormap
+
+            largest = max(abs(mark.low), abs(mark.high)) or 1.0
+            shades = [NEGATIVE, "#FFFFFF", colour] if mark.low < 0 else ["#FFFFFF", colour]
+            table = LinearSegmentedColormap.from_list("shades", shades)
+            low = -largest if mark.low < 0 else 0.0
+            ax.imshow(np.array(mark.values, dtype=float), cmap=table, vmin=low, vmax=largest, aspect="auto")
+
+
+def _plain(text: str) -> str:
+    """matplotlib would read dollar signs as formulas, and has no picture of a tab."""
+    return " ".join(text.split()).replace("$", r"\$")

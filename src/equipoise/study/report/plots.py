@@ -1,0 +1,423 @@
+"""Every plot as data: a study -> a chart, or None where the runs do not hold what it needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from equipoise.metrics import FORMULAS, bootstrap
+from equipoise.study.report.charts import Arrows, Bars, Cells, Chart, Line, Panel, Points, Ticks, histogram
+from equipoise.study.report.study import Study, Vector, by_domain
+
+MOST_ROWS = 30  # clients that a plot names one by one; more become groups
+MOST_LINES = 8
+COLUMNS = 50  # of a heat map over rounds
+QUARTILES = {0.0: "smallest", 0.25: "first quartile", 0.5: "median", 0.75: "third quartile", 1.0: "largest"}
+Maker = Callable[[Study], Chart | None]
+PLOTS: dict[str, Maker] = {}
+
+
+def plot(function: Maker) -> Maker:
+    PLOTS[function.__name__] = function
+    return function
+
+
+def charts(study: Study) -> list[Chart]:
+    """All plots that a study has data for, in the order of the report."""
+    return [chart for make in PLOTS.values() if (chart := make(study)) is not None]
+
+
+# --------------------------------------------------------------------------- what plots share
+def grouped(order: Sequence[int], names: Sequence[str]) -> list[tuple[str, list[int]]]:
+    """Clients in a given order: one by one where they fit, otherwise in groups of about equal size."""
+    if len(order) <= MOST_ROWS:
+        return [(names[i], [i]) for i in order]
+    pieces = [piece.tolist() for piece in np.array_split(np.asarray(order), MOST_ROWS - 10)]
+    found, start = [], 1
+    for piece in pieces:
+        found.append((f"{start}–{start + len(piece) - 1} of {len(order)}", piece))
+        start += len(piece)
+    return found
+
+
+def mean_of(values: Vector, members: Sequence[int] | None = None) -> float:
+    """The mean over those of the members (of all) that have a value."""
+    some = values if members is None else values[list(members)]
+    return float(np.nanmean(some)) if not np.isnan(some).all() else float("nan")
+
+
+def percent(value: float) -> str:
+    return "–" if np.isnan(value) else f"{100 * value:.1f} %"
+
+
+def band(rows: Sequence[Vector]) -> tuple[list[float], list[float], list[float]]:
+    """Mean over seeds, and the smallest and largest value; no band for one seed."""
+    stack = 100 * np.stack(rows)
+    if len(rows) == 1:
+        return stack[0].tolist(), [], []
+    return stack.mean(0).tolist(), stack.min(0).tolist(), stack.max(0).tolist()
+
+
+def _order(study: Study) -> list[int]:
+    """Clients from the worst under FedAvg to the best; those without test data are left out."""
+    values = study.mean_final(study.reference or study.methods[0])
+    return [int(i) for i in np.argsort(values) if not np.isnan(values[i])]
+
+
+def _same_rounds(study: Study, method: str) -> list[float]:
+    return [float(r) for r in study.curve(method, next(iter(study.runs[method])))[0]]
+
+
+# --------------------------------------------------------------------------- who gained, who paid
+@plot
+def arrows(study: Study) -> Chart | None:
+    reference, alone = study.reference, study.alone
+    if reference is None or not study.rivals:
+        return None
+    rows = grouped(_order(study), study.any.clients)
+    before, samples = study.mean_final(reference), study.any.samples()
+    own = study.mean_final(alone) if alone else None
+    panels = []
+    for method in study.rivals:
+        after = study.mean_final(method)
+        start, end = ([100 * mean_of(v, members) for _, members in rows] for v in (before, after))
+        notes = []
+        for (name, members), a, b in zip(rows, start, end, strict=True):
+            text = f"{name}: {a:.1f} → {b:.1f} %"
+            if len(members) == 1:
+                one = bootstrap(float(after[members[0]]), int(samples[members[0]]))
+                text += f", 95 % over its test samples {100 * one.low:.1f} to {100 * one.high:.1f}"
+            notes.append(text + (f"; alone {percent(mean_of(own, members))}" if own is not None else ""))
+        places = [float(i) for i in range(len(rows))]
+        marks: list[Arrows | Ticks] = [Arrows(method, places, start, end, 0, notes)]
+        if own is not None:
+            marks.append(Ticks("local_only", [100 * mean_of(own, m) for _, m in rows], places))
+        ticks = {float(i): name for i, (name, _) in enumerate(rows)}
+        panels.append(Panel(method, marks, "test accuracy in percent", y_ticks=ticks, wide=True))
+    caption = (
+        f"From {reference} (ring) to the method (head), mean over seeds, last round; blue gained, orange lost. Clients are "
+        f"sorted by {reference}{'; the upright stroke is local-only training' if alone else ''}."
+    )
+    if len(rows) < len(study.any.clients):
+        caption += " Groups of clients are means over the group."
+    return Chart("arrows", "Who gained and who paid", caption, panels, one_at_a_time=True)
+
+
+@plot
+def domains(study: Study) -> Chart | None:
+    names = list(dict.fromkeys(study.any.domains))
+    if len(names) < 2 or len(names) > MOST_LINES * 2:
+        return None
+    marks = []
+    for method in study.methods:
+        found = by_domain(study.mean_final(method), study.any.domains)
+        places = [float(names.index(domain)) for domain in found]
+        marks.append(Line(method, places, [100 * v for v in found.values()], study.colour(method)))
+    panel = Panel("", marks, "", "test accuracy in percent", {float(i): n for i, n in enumerate(names)}, wide=True)
+    return Chart(
+        "domains",
+        "Domain by domain",
+        "Mean over a domain's clients and over seeds, last round. A flat line is fair.",
+        [panel],
+    )
+
+
+@plot
+def convergence(study: Study) -> Chart | None:
+    if all(len(_same_rounds(study, method)) < 2 for method in study.methods):
+        return None  # evaluated once: there is no curve
+    panels = []
+    for name in ("AVG", "STD", "MIN"):
+        lines = []
+        for method, runs in study.runs.items():
+            per_seed = [
+                np.array([FORMULAS[name].function(row) for row in study.curve(method, seed)[1]]) for seed in runs
+            ]
+            mean, low, high = band(per_seed)
+            dashed = method not in (study.reference, *study.rivals)
+            lines.append(Line(method, _same_rounds(study, method), mean, study.colour(method), low, high, dashed))
+        panels.append(Panel(name, lines, "round", f"{name} in percent"))
+    caption = "AVG, STD (ddof 0) and MIN over clients of the test accuracy; line: mean over seeds, band: their range."
+    return Chart("convergence", "Convergence", caption, panels)
+
+
+@plot
+def distribution(study: Study) -> Chart | None:
+    lines = []
+    for method in study.methods:
+        found = np.sort(100 * np.concatenate(list(study.final(method).values())))
+        found = found[~np.isnan(found)]
+        keep = np.unique(np.linspace(0, len(found) - 1, min(len(found), 100)).astype(int))
+        share = (keep + 1) / len(found)
+        lines.append(Line(method, found[keep].tolist(), (100 * share).tolist(), study.colour(method)))
+    panel = Panel("", lines, "test accuracy in percent", "percent of the clients at or below", wide=True)
+    return Chart(
+        "distribution",
+        "Distribution over clients",
+        "All clients of all seeds, last round. Further right is better.",
+        [panel],
+    )
+
+
+@plot
+def pareto(study: Study) -> Chart | None:
+    if len(study.methods) < 2:
+        return None
+    panels = []
+    for figure, better in (("STD", -1), ("MIN", 1)):
+        place = {
+            m: tuple(100 * float(np.mean(list(study.per_seed(m, FORMULAS[f]).values()))) for f in (figure, "AVG"))
+            for m in study.methods
+        }
+        rivals = {m: place[m] for m in (*([study.reference] if study.reference else []), *study.rivals)}
+        front = sorted(
+            p
+            for p in rivals.values()
+            if not any(better * q[0] >= better * p[0] and q[1] >= p[1] and q != p for q in rivals.values())
+        )
+        marks: list[Points | Line] = []
+        if len(front) > 1:
+            marks.append(Line("Pareto front", [p[0] for p in front], [p[1] for p in front], 6, dashed=True))
+        marks += [
+            Points(m, [p[0]], [p[1]], study.colour(m), [f"{m}: {figure} {p[0]:.1f}, AVG {p[1]:.1f}"], label=True)
+            for m, p in place.items()
+        ]
+        for _, name, points in sweeps(study):
+            path = [place[m] for _, m in points]
+            marks.append(Line(f"sweep of {name}", [p[0] for p in path], [p[1] for p in path], 5))
+        panels.append(Panel("", marks, f"{figure} in percent", "AVG in percent"))
+    caption = (
+        "Utility (AVG) against fairness: STD (ddof 0; left is fairer) and MIN (right is fairer) over clients, mean over "
+        "seeds. The dashed line joins the methods that no other one beats in both; references are not counted. Sweeps of a "
+        "parameter are joined."
+    )
+    return Chart("pareto", "Utility against fairness", caption, panels)
+
+
+# --------------------------------------------------------------------------- losses
+@plot
+def losses(study: Study) -> Chart | None:
+    order = _order(study)
+    rows = grouped(order, study.any.clients)
+    kinds = [("test loss", {m: study.mean_final(m, "loss") for m in study.methods})]
+    if study.alone:
+        gaps = {m: study.gaps(m) for m in study.methods if m != study.alone}
+        kinds.append(("loss gap", {m: np.mean(list(g.values()), axis=0) for m, g in gaps.items() if g}))
+    panels = []
+    for label, found in kinds:
+        span = 0.8 / max(1, len(found))
+        bars = [
+            Bars(
+                method, [i - 0.4 + span * (j + 0.5) for i in range(len(rows))],
+                [mean_of(values, members) for _, members in rows], study.colour(method), span,
+                [f"{method}, {name}: {mean_of(values, members):.3f}" for name, members in rows],
+            )
+            for j, (method, values) in enumerate(found.items())
+        ]  # fmt: skip
+        ticks = {float(i): name for i, (name, _) in enumerate(rows)}
+        panels.append(Panel(label, bars, "", label, ticks, wide=True))
+    caption = "Cross-entropy on test data, mean over seeds, last round. "
+    caption += (
+        "The loss gap is this minus the loss of the client's own model (local_only, same seed)." if study.alone else ""
+    )
+    return Chart("losses", "Loss and loss gap of each client", caption, panels)
+
+
+@plot
+def gaps(study: Study) -> Chart | None:
+    found = {
+        m: np.concatenate(list(study.gaps(m).values())) for m in study.methods if m != study.alone and study.gaps(m)
+    }
+    if not found:
+        return None
+    everything = np.concatenate(list(found.values()))
+    low, high = float(np.nanmin(everything)), float(np.nanmax(everything))
+    lines = []
+    for method, values in found.items():
+        x, y, _ = histogram(values[~np.isnan(values)].tolist(), low, high, 15)
+        lines.append(Line(method, x, [100 * v for v in y], study.colour(method)))
+    panel = Panel("", lines, "loss gap", "percent of the clients", wide=True)
+    caption = (
+        "All clients of all seeds, last round, 15 bins. A loss gap: the test loss minus that of the client's own model."
+    )
+    return Chart("gaps", "Distribution of loss gaps", caption, [panel])
+
+
+@plot
+def optima(study: Study) -> Chart | None:
+    rows = {split: study.own_optima(split) for split in ("validation", "test")}
+    caption = (
+        "Loss of every client's own model (local_only, last round, mean over seeds). A wide range: unequal difficulty."
+    )
+    return _ranges("optima", "What clients can reach alone", caption, {k: v for k, v in rows.items() if v})
+
+
+def _partition(study: Study) -> str:
+    """A study's data as they were asked for; where that is not known, with their fingerprint."""
+    data = study.any.manifest["data"]
+    return f"{study.name}, {data.get('arguments') or 'partition ' + str(data['partition'])[:6]}"
+
+
+def partitions(found: Sequence[Study]) -> Chart | None:
+    """The same of several studies: how unequal the tasks are when data are split in other ways."""
+    rows = {_partition(study): study.own_optima("test") for study in found}
+    caption = (
+        "Test loss of every client's own model (local_only, last round, mean over seeds), for each partition of the data in "
+        "this report; settings other than the partition may differ, too. A wide range: unequal difficulty."
+    )
+    several = {name: values for name, values in rows.items() if values}
+    return (
+        _ranges("partitions", "What clients can reach alone, by partition", caption, several)
+        if len(several) > 1
+        else None
+    )
+
+
+def _ranges(kind: str, title: str, caption: str, rows: Mapping[str, Mapping[str, float]]) -> Chart | None:
+    """A row of points each, from the smallest to the largest."""
+    marks: list[Line | Points] = []
+    for i, named in enumerate(rows.values()):
+        shown = dict(named)
+        if len(shown) > 2 * MOST_ROWS:
+            shown = {name: float(np.quantile(list(named.values()), part)) for part, name in QUARTILES.items()}
+        spots, notes = list(shown.values()), [f"{name}: {v:.3f}" for name, v in shown.items()]
+        marks.append(Line("range", [min(spots), max(spots)], [float(i)] * 2, 6))
+        marks.append(Points("local_only", spots, [float(i)] * len(spots), 0, notes))
+    caption += f" Of more than {2 * MOST_ROWS} clients the smallest, the quartiles and the largest are shown."
+    ticks = {float(i): name for i, name in enumerate(rows)}
+    return Chart(kind, title, caption, [Panel("", marks, "loss", y_ticks=ticks, wide=True)]) if marks else None
+
+
+# --------------------------------------------------------------------------- what the server did
+@plot
+def weights(study: Study) -> Chart | None:
+    panels = []
+    for method, runs in study.runs.items():
+        run = next(iter(runs.values()))
+        if method.startswith(("local_only", "centralised")) or not run.weights.num_rows:
+            continue
+        place = {name: i for i, name in enumerate(run.clients)}
+        table = run.weights.filter(pc.is_in(run.weights["client"], pa.array(list(place))))
+        row = np.array([place[name] for name in table["client"].to_pylist()], dtype=int)
+        column = table["round"].to_numpy() - 1
+        figures = np.array(table["figure"].to_pylist(), dtype=object)
+        empty = np.full((len(place), int(run.manifest["rounds"])), np.nan)
+        grid = empty.copy()
+        grid[row, column] = table["weight"].to_numpy()
+        reasons = {}
+        for name in dict.fromkeys(figures[figures != ""].tolist()):
+            mine = figures == name
+            reasons[name] = empty.copy()
+            reasons[name][row[mine], column[mine]] = table["value"].to_numpy()[mine]
+        source = f" (from {', '.join(reasons)})" if reasons else ""
+        panels.append(heat(f"{method}{source}", grid, run.clients, study.colour(method), "weight", reasons))
+    caption = (
+        "The factor on each client's update, first seed; a stronger colour is more. In brackets the "
+        "figures that a weight came from: point at a cell for their values. White: the client did not take part; the faintest "
+        "colour: weight zero; orange: a negative weight."
+    )
+    return Chart("weights", "Weights over rounds", caption, panels, one_at_a_time=True) if panels else None
+
+
+def heat(
+    title: str, grid: Vector, names: Sequence[str], colour: int, what: str, reasons: Mapping[str, Vector] | None = None
+) -> Panel:
+    """Clients x rounds, with rounds in bins and many clients in groups. `reasons` are told with each cell."""
+    rows = grouped(range(len(names)), names)
+    pieces = np.array_split(np.arange(grid.shape[1]), min(COLUMNS, grid.shape[1]))
+    values, *told = (
+        [[mean_of(one[members][:, piece].ravel()) for piece in pieces] for _, members in rows]
+        for one in (grid, *(reasons or {}).values())
+    )
+    finite = [v for row in values for v in row if not np.isnan(v)] or [0.0]
+    every = max(1, len(pieces) // 6)
+    x_ticks = {float(i): str(int(piece[0]) + 1) for i, piece in enumerate(pieces) if i % every == 0}
+    notes = [
+        [
+            f"{name}, round {_span(piece)}: "
+            + ", ".join(f"{n} {v[i][j]:.3g}" for n, v in zip((what, *(reasons or {})), (values, *told), strict=True))
+            for j, piece in enumerate(pieces)
+        ]
+        for i, (name, _) in enumerate(rows)
+    ]
+    cells = Cells(title, values, min(0.0, *finite), max(*finite, 1e-12), colour, notes)
+    return Panel(title, [cells], "round", "", x_ticks, {float(i): n for i, (n, _) in enumerate(rows)}, wide=True)
+
+
+def _span(rounds: NDArray[np.int64]) -> str:
+    return f"{rounds[0] + 1}" if len(rounds) == 1 else f"{rounds[0] + 1}–{rounds[-1] + 1}"
+
+
+@plot
+def participation(study: Study) -> Chart | None:
+    method = study.reference or study.methods[0]
+    run = next(iter(study.runs[method].values()))
+    place = {name: i for i, name in enumerate(run.clients)}
+    grid = np.zeros((len(place), int(run.manifest["rounds"])))
+    for r, client in zip(run.weights["round"].to_pylist(), run.weights["client"].to_pylist(), strict=True):
+        if client in place:
+            grid[place[client], r - 1] = 1
+    refused = [one for runs in study.runs.values() for r in runs.values() for one in r.manifest["rejected"]]
+    if grid.all() and not refused:
+        return None
+    caption = (
+        f"Who took part when, {method}, first seed: shaded is there. Rejected answers in all runs: {len(refused)}."
+    )
+    for one in refused[:5]:
+        caption += f" {one['client']} in round {one['round']}: {str(one['why']).removesuffix('.')}."
+    return Chart("participation", "Participation", caption, [heat(method, grid, run.clients, 2, "took part")])
+
+
+@plot
+def holdings(study: Study) -> Chart | None:
+    data = study.any.manifest["data"]
+    counts = np.array([client["classes"] for client in data["clients"]], dtype=float)
+    if counts.ndim != 2 or counts.shape[1] > 60:
+        return None
+    rows = grouped(range(len(counts)), study.any.clients)
+    values = [[float(counts[members, c].mean()) for c in range(counts.shape[1])] for _, members in rows]
+    panel = Panel(
+        "", [Cells("training samples", values, 0.0, float(counts.max()) or 1.0, 2)], "class", "",
+        {float(i): name for i, name in enumerate(data["classes"])}, {float(i): n for i, (n, _) in enumerate(rows)}, wide=True,
+    )  # fmt: skip
+    caption = f"Training samples of each class at each client (the strongest colour is {counts.max():.0f})."
+    return Chart("holdings", "Who holds what", caption, [panel])
+
+
+# --------------------------------------------------------------------------- parameters
+def sweeps(study: Study) -> list[tuple[str, str, list[tuple[float, str]]]]:
+    """Methods that differ in one number only: (methods, parameter, [(value, method)])."""
+    found: dict[tuple[str, str, str], list[tuple[float, str]]] = {}
+    for method, runs in study.runs.items():
+        parameters = next(iter(runs.values())).manifest["parameters"]
+        for call, values in parameters.items():
+            for name, value in values.items():
+                if isinstance(value, (int, float)) and not isinstance(value, bool):
+                    others = {c: {n: v for n, v in p.items() if (c, n) != (call, name)} for c, p in parameters.items()}
+                    found.setdefault((call, name, repr(others)), []).append((float(value), method))
+    return [
+        (call, f"{call}({name})", sorted(points))
+        for (call, name, _), points in found.items()
+        if len({v for v, _ in points}) > 1
+    ]
+
+
+@plot
+def sweep(study: Study) -> Chart | None:
+    panels = []
+    for _, name, points in sweeps(study):
+        places = [float(i) for i in range(len(points))]
+        average, spread = (
+            [100 * float(np.mean(list(study.per_seed(m, FORMULAS[f]).values()))) for _, m in points]
+            for f in ("AVG", "STD")
+        )
+        ticks = {float(i): f"{value:g}" for i, (value, _) in enumerate(points)}
+        marks: list[Bars | Line] = [Bars("AVG", places, average, 0, 0.6, [f"AVG {v:.1f}" for v in average])]
+        marks.append(Line("STD", places, spread, 3))
+        panels.append(Panel(name, marks, name, "percent", ticks))
+    caption = "Bars: AVG over clients; line: STD (ddof 0) over clients; mean over seeds, last round."
+    return Chart("sweep", "Parameters", caption, panels) if panels else None

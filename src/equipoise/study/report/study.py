@@ -1,0 +1,288 @@
+"""Runs that may be compared: the same data and settings, several methods and seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.metrics import FORMULAS, Formula, Interval, corrected_variance, over_seeds
+from equipoise.runs.records import Recorded
+
+Vector = NDArray[np.float64]
+LAST = 5  # rounds whose mean stands beside the last one
+BY_ROUND = {
+    name: FORMULAS[name].function for name in ("AVG", "STD", "MIN")
+}  # figures that are told of other rounds, too
+
+
+def sample_weighted(values: Vector, samples: Vector) -> float:
+    """Mean over clients, each with the number of its test samples as weight.
+
+    >>> sample_weighted(np.array([0.5, 1.0]), np.array([30.0, 10.0]))
+    0.625
+    """
+    there = ~np.isnan(values)
+    return float(np.average(values[there], weights=samples[there])) if samples[there].sum() > 0 else float("nan")
+
+
+def by_domain(values: Vector, domains: Sequence[str]) -> dict[str, float]:
+    """The mean over the clients of each domain."""
+    found: dict[str, list[float]] = {}
+    for domain, value in zip(domains, values.tolist(), strict=True):
+        if not np.isnan(value):
+            found.setdefault(domain, []).append(value)
+    return {domain: sum(those) / len(those) for domain, those in found.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Study:
+    """Methods with their finished runs by seed. `fedavg` and `local_only` are the references."""
+
+    runs: Mapping[str, Mapping[int, Recorded]]
+    notes: Sequence[str] = ()
+
+    # ------------------------------------------------------------------ facts
+    @cached_property
+    def any(self) -> Recorded:
+        return next(iter(next(iter(self.runs.values())).values()))
+
+    @property
+    def name(self) -> str:
+        return str(self.any.manifest["data"]["name"])
+
+    @property
+    def methods(self) -> list[str]:
+        return list(self.runs)
+
+    @property
+    def reference(self) -> str | None:
+        return next((m for m in self.runs if m == "fedavg" or m.startswith("fedavg(")), None)
+
+    @property
+    def alone(self) -> str | None:
+        return next((m for m in self.runs if m.startswith("local_only")), None)
+
+    @property
+    def rivals(self) -> list[str]:
+        """The methods that are neither FedAvg nor a reference of another kind."""
+        return [m for m in self.runs if m != self.reference and not m.startswith(("local_only", "centralised"))]
+
+    def shared_seeds(self, *methods: str) -> list[int]:
+        """The seeds that all of these methods have."""
+        return [seed for seed in self.runs[methods[0]] if all(seed in self.runs[m] for m in methods)]
+
+    def colour(self, method: str) -> int:
+        return self.methods.index(method)
+
+    # ------------------------------------------------------------------ values
+    @cached_property
+    def _curves(self) -> dict[tuple[str, int, str, str], tuple[NDArray[np.int64], Vector]]:
+        return {}
+
+    def curve(
+        self, method: str, seed: int, metric: str = "accuracy", split: str = "test"
+    ) -> tuple[NDArray[np.int64], Vector]:
+        """The evaluated rounds, and [rounds, clients]."""
+        key = (method, seed, metric, split)
+        if key not in self._curves:
+            self._curves[key] = self.runs[method][seed].curve(metric, split)
+        return self._curves[key]
+
+    def final(self, method: str, metric: str = "accuracy", split: str = "test") -> dict[int, Vector]:
+        """A value a client after the last round, for each seed that has any."""
+        curves = {seed: self.curve(method, seed, metric, split)[1] for seed in self.runs[method]}
+        return {seed: values[-1] for seed, values in curves.items() if len(values)}
+
+    def mean_final(self, method: str, metric: str = "accuracy") -> Vector:
+        """A value a client, averaged over seeds."""
+        found: Vector = np.mean(list(self.final(method, metric).values()), axis=0)
+        return found
+
+    def gaps(self, method: str) -> dict[int, Vector]:
+        """Test loss minus that of the client's own model, on the seeds that both have."""
+        if self.alone is None or self.alone == method:
+            return {}
+        own, mine = self.final(self.alone, "loss"), self.final(method, "loss")
+        return {seed: mine[seed] - own[seed] for seed in mine if seed in own}
+
+    def gains(self, method: str) -> dict[int, Vector]:
+        """Accuracy over that of local-only training, on the seeds that both have."""
+        if self.alone is None or self.alone == method:
+            return {}
+        own, mine = self.final(self.alone), self.final(method)
+        return {seed: mine[seed] - own[seed] for seed in mine if seed in own}
+
+    def own_optima(self, split: str) -> dict[str, float]:
+        """The loss that each client reaches alone, averaged over seeds; nothing without runs of `local_only`."""
+        if self.alone is None:
+            return {}
+        found = list(self.final(self.alone, "loss", split).values())
+        values = np.mean(found, axis=0) if found else np.full(len(self.any.clients), np.nan)
+        return {name: float(v) for name, v in zip(self.any.clients, values, strict=True) if not np.isnan(v)}
+
+    # ------------------------------------------------------------------ figures
+    def per_seed(self, method: str, formula: Formula, metric: str = "accuracy") -> dict[int, float]:
+        return {seed: formula.function(values) for seed, values in self.final(method, metric).items()}
+
+    def figures(self, method: str) -> dict[str, Interval]:
+        """Every figure of a method: mean and 95 % interval over seeds. `DEFINITIONS` has a line for each."""
+        found = {name: over_seeds(list(self.per_seed(method, f).values())) for name, f in FORMULAS.items()}
+        final, losses = self.final(method), self.final(method, "loss")
+        samples = self.any.samples()
+        domains = [list(by_domain(v, self.any.domains).values()) for v in final.values()]
+        more: dict[str, list[float]] = {
+            "AVG over domains": [float(np.mean(v)) for v in domains],
+            "STD over domains": [float(np.std(v)) for v in domains],
+            "MIN over domains": [min(v) for v in domains],
+            "AVG by samples": [sample_weighted(v, samples) for v in final.values()],
+            "corrected variance": [corrected_variance(v, samples) for v in final.values()],
+            "loss": [float(np.nanmean(v)) for v in losses.values()],
+            "worst loss": [float(np.nanmax(v)) for v in losses.values()],
+            "best loss": [float(np.nanmin(v)) for v in losses.values()],
+            "loss variance": [float(np.nanvar(v)) for v in losses.values()],
+        }
+        gaps, gains = self.gaps(method), self.gains(method)
+        more |= {
+            "gap mean": [float(np.nanmean(v)) for v in gaps.values()],
+            "gap max": [float(np.nanmax(v)) for v in gaps.values()],
+            "gap min": [float(np.nanmin(v)) for v in gaps.values()],
+            "gap variance": [float(np.nanvar(v)) for v in gaps.values()],
+            "gain mean": [float(np.nanmean(v)) for v in gains.values()],
+            "gain min": [float(np.nanmin(v)) for v in gains.values()],
+            "losers": [float((v < 0).sum()) for v in gains.values()],
+            **{
+                f"{name}, last five": [
+                    float(np.mean([of(row) for row in self.curve(method, s)[1][-LAST:]])) for s in final
+                ]
+                for name, of in BY_ROUND.items()
+            },
+            **{
+                f"{name}, best by validation": [of(self.chosen_round(method, s)) for s in final]
+                for name, of in BY_ROUND.items()
+            },
+            "lowest STD of the curve": [float(np.nanstd(self.curve(method, s)[1], axis=1).min()) for s in final],
+            "seconds a round": [self.seconds(method, s) for s in final],
+        }
+        return found | {name: over_seeds(values) for name, values in more.items()}
+
+    @cached_property
+    def table(self) -> dict[str, dict[str, Interval]]:
+        """Every figure of every method."""
+        return {method: self.figures(method) for method in self.methods}
+
+    def chosen_round(self, method: str, seed: int) -> Vector:
+        """Test accuracies of the round with the best mean validation accuracy (the earliest); nan without validation data."""
+        rounds, held = self.curve(method, seed, split="validation")
+        tested, values = self.curve(method, seed)
+        if not len(rounds):
+            return np.full(values.shape[1], np.nan)
+        best = rounds[int(np.argmax(np.nanmean(held, axis=1)))]
+        found: Vector = values[list(tested).index(best)]
+        return found
+
+    def seconds(self, method: str, seed: int) -> float:
+        return float(np.mean(self.runs[method][seed].manifest["seconds_per_round"]))
+
+    def cost(self, method: str) -> Mapping[str, int]:
+        found: Mapping[str, int] = next(iter(self.runs[method].values())).manifest["cost"]
+        return found
+
+
+DEFINITIONS = {name: formula.definition for name, formula in FORMULAS.items()} | {
+    "AVG over domains": "mean over domains of the mean over a domain's clients",
+    "STD over domains": "standard deviation over domains, ddof 0",
+    "MIN over domains": "the worst domain",
+    "AVG by samples": "mean over clients, weighted by their test samples",
+    "corrected variance": "variance between clients, ddof 1, minus the mean of p(1-p)/(n-1), which finite test "
+    "sets add; below 0 means no more than chance",
+    "loss": "mean test loss over clients",
+    "worst loss": "largest test loss of a client",
+    "best loss": "smallest test loss of a client",
+    "loss variance": "variance of the test losses over clients, ddof 0",
+    "gap mean": "loss gap: a client's test loss minus that of its own model (local_only, same seed, last round); "
+    "mean over clients",
+    "gap max": "largest loss gap",
+    "gap min": "smallest loss gap",
+    "gap variance": "variance of the loss gaps over clients, ddof 0",
+    "gain mean": "gain: a client's test accuracy minus that of local-only training with the same seed; mean over clients",
+    "gain min": "smallest gain, of the client that joining helps least",
+    "losers": "clients whose test accuracy is below that of local-only training with the same seed",
+    **{f"{name}, last five": f"{name}, mean over the last five evaluated rounds" for name in BY_ROUND},
+    **{
+        f"{name}, best by validation": f"{name} on test data of the round with the best mean validation accuracy"
+        for name in BY_ROUND
+    },
+    "lowest STD of the curve": "smallest STD (ddof 0) over all evaluated rounds; read it beside the final one only",
+    "seconds a round": "wall-clock time of a round, all clients, on the machine of the run",
+}
+PERCENT = {name for name, formula in FORMULAS.items() if formula.percent} | {
+    "AVG over domains", "STD over domains", "MIN over domains", "AVG by samples", "lowest STD of the curve",
+    "gain mean", "gain min",
+    *(f"{name}, {which}" for name in BY_ROUND for which in ("last five", "best by validation")),
+}  # fmt: skip
+SMALLER_IS_BETTER = {
+    "STD", "STD (ddof 1)", "variance", "range", "Gini", "STD over domains", "corrected variance",
+    "loss", "worst loss", "best loss", "loss variance",
+    "gap mean", "gap max", "gap variance", "losers", "lowest STD of the curve", "seconds a round", "STD, last five",
+    "STD, best by validation",
+}  # fmt: skip
+
+
+def studies(runs: Sequence[Recorded]) -> list[Study]:
+    """Runs of the same data and settings together, those of other settings apart; what is unfinished is named in the notes."""
+    groups: list[list[Recorded]] = []
+    for run in sorted(runs, key=lambda one: len(one.manifest["demanded"])):
+        mates = next((group for group in groups if _comparable(group[0], run)), None)
+        if mates is None:
+            groups.append([run])
+        else:
+            mates.append(run)
+    found = []
+    for members in groups:
+        notes = []
+        chosen: dict[str, dict[int, Recorded]] = {}
+        for run in members:
+            if run.finished and run.records.num_rows and not len(run.curve()[0]):
+                notes.append(f"{run.method}, seed {run.seed}, is not in the figures: no client has test data.")
+            elif not run.finished or not run.records.num_rows:
+                total = run.manifest["rounds"]
+                why = f": {run.manifest.get('why')}" if run.manifest.get("why") else ""
+                notes.append(f"{run.method}, seed {run.seed}, is not in the figures: {run.manifest['status']} after "
+                             f"{run.rounds_done} of {total} rounds{why}")  # fmt: skip
+            elif run.seed in chosen.setdefault(run.method, {}):
+                notes.append(f"{run.method}, seed {run.seed}, is there twice; the one in {run.place.name} is left out.")
+            else:
+                chosen[run.method][run.seed] = run
+        whole = {method: dict(sorted(by_seed.items())) for method, by_seed in chosen.items() if by_seed}
+        for method, by_seed in whole.items():
+            for seed, run in by_seed.items():
+                lost = [
+                    c
+                    for c, n, v in zip(run.clients, run.samples(), run.curve()[1][-1], strict=True)
+                    if n and np.isnan(v)
+                ]
+                if lost:
+                    notes.append(f"{method}, seed {seed}: {', '.join(lost)} has no score after the last round.")
+        if whole:
+            found.append(Study(dict(sorted(whole.items(), key=lambda item: _place(item[0]))), tuple(notes)))
+    return found
+
+
+def _comparable(first: Recorded, second: Recorded) -> bool:
+    """Whether two runs differ in nothing but method and seed. What a method demands of the optimiser may differ."""
+    a, b = first.manifest, second.manifest
+    free = {*a["demanded"], *b["demanded"]}
+    trained = all(a["training"][name] == b["training"][name] for name in a["training"] if name not in free)
+    same = all(a[name] == b[name] for name in ("model", "rounds", "participation", "buffers"))
+    same = same and a.get("guard") == b.get("guard")
+    same = same and a.get("eval_every", 1) == b.get("eval_every", 1)  # figures of curves need the same rounds
+    return trained and same and bool(a["data"]["fingerprint"] == b["data"]["fingerprint"])
+
+
+def _place(method: str) -> int:
+    """FedAvg first, the references that are no rivals last."""
+    return 0 if method.startswith("fedavg") else 2 if method.startswith(("local_only", "centralised")) else 1

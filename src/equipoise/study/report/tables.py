@@ -1,0 +1,182 @@
+"""The table of methods as HTML cells, Markdown, CSV and LaTeX."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Sequence
+
+from equipoise.metrics import Interval, bootstrap
+from equipoise.study.report.study import DEFINITIONS, PERCENT, SMALLER_IS_BETTER, Study
+from equipoise.study.report.verdict import verdicts
+
+FORMULA_SIGNS = (*"=+-@|%", *"\uff1d\uff0b\uff0d\uff20")  # the last four are the wide forms of the first four
+FRONT = ("AVG", "STD", "MIN", "worst 10 %", "gap variance", "losers")  # then the cost and the check
+
+
+def shown(name: str, value: Interval) -> str:
+    """A figure with half its 95 % interval, in percent where it is a share.
+
+    >>> shown("AVG", Interval(0.9, 0.88, 0.92)), shown("losers", Interval(2.0, math.nan, math.nan))
+    ('90.0 ± 2.0', '2.0')
+    """
+    if math.isnan(value.mean):
+        return "–"
+    factor = 100 if name in PERCENT else 1
+    digits = 1 if name in PERCENT or name == "losers" else 4 if "variance" in name else 3
+    text = f"{factor * value.mean:.{digits}f}"
+    return text if math.isnan(value.low) else f"{text} ± {factor * (value.high - value.mean):.{digits}f}"
+
+
+def best(study: Study, name: str) -> set[str]:
+    """The methods with the best mean of a figure, to the printed digit; references are no rivals."""
+    sign = -1 if name in SMALLER_IS_BETTER else 1
+    rivals = [*([study.reference] if study.reference else []), *study.rivals]
+    found = {
+        m: sign * float(shown(name, Interval(study.table[m][name].mean, math.nan, math.nan)).replace("–", "nan"))
+        for m in rivals
+    }
+    known = [v for v in found.values() if not math.isnan(v)]
+    return {m for m, v in found.items() if known and v == max(known)}
+
+
+def header() -> list[str]:
+    return ["method", *FRONT, "upload", "s / round", "levelling down"]
+
+
+def body(study: Study) -> list[list[str]]:
+    """The rows of the front page."""
+    words = {v.method: v.word for v in verdicts(study)}
+    return [
+        [
+            method,
+            *(shown(name, study.table[method][name]) for name in FRONT),
+            _bytes(study.cost(method)["upload"]),
+            f"{study.table[method]['seconds a round'].mean:.2f}",
+            words.get(method, "–" if method in study.rivals else "reference"),
+        ]
+        for method in study.methods
+    ]
+
+
+def markdown(study: Study) -> str:
+    rows = [header(), ["---"] * len(header()), *([marked(cell) for cell in row] for row in body(study))]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+
+
+def marked(text: str) -> str:
+    """Plain text for Markdown: no table, link, code or HTML comes of a name.
+
+    >>> marked("a|b <i>[x](y)`")
+    'a\\\\|b &lt;i&gt;\\\\[x\\\\](y)\\\\`'
+    """
+    signs = {**{sign: f"\\{sign}" for sign in "\\|[]`*"}, "&": "&amp;", "<": "&lt;", ">": "&gt;"}
+    return "".join(signs.get(sign, sign) for sign in " ".join(text.split()))
+
+
+def latex(study: Study) -> str:
+    """A `tabular` of booktabs, the best of each column in bold."""
+    signs = {
+        "&": r"\&",
+        "%": r"\%",
+        "_": r"\_",
+        "#": r"\#",
+        "$": r"\$",
+        "{": r"\{",
+        "}": r"\}",
+        "±": r"$\pm$",
+        "–": "--",
+        "<": r"\textless{}",
+        ">": r"\textgreater{}",
+        "|": r"\textbar{}",
+    }
+
+    def plain(text: str) -> str:
+        return "".join(
+            {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", **signs}.get(c, c)
+            for c in " ".join(text.split())  # an empty line would end the table
+        )
+
+    winners = {name: best(study, name) for name in FRONT}
+    lines = [
+        r"\begin{tabular}{l" + "r" * (len(header()) - 1) + "}",
+        r"\toprule",
+        " & ".join(map(plain, header())) + r" \\",
+        r"\midrule",
+    ]
+    for row in body(study):
+        cells = [
+            rf"\textbf{{{plain(cell)}}}" if row[0] in winners.get(name, ()) else plain(cell)
+            for name, cell in zip(header(), row, strict=True)
+        ]
+        lines.append(" & ".join(cells) + r" \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def comma_separated(study: Study) -> str:
+    """Every figure of every method: mean and 95 % interval over seeds."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["data", "method", "seeds", "figure", "mean", "low", "high", "definition"])
+    for method in study.methods:
+        for name, value in study.table[method].items():
+            cells = ["" if math.isnan(v) else repr(v) for v in value]
+            writer.writerow(
+                [_safe(study.name), _safe(method), len(study.runs[method]), name, *cells, DEFINITIONS[name]]
+            )
+    return out.getvalue()
+
+
+def per_client(study: Study) -> str:
+    """The final accuracy of every client, method and seed, with its 95 % interval over the test samples, and the loss."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["data", "method", "seed", "client", "domain", "accuracy", "low", "high", "samples", "loss"])
+    samples = study.any.samples()
+    for method in study.methods:
+        losses = study.final(method, "loss")
+        for seed, values in study.final(method).items():
+            rows = zip(study.any.clients, study.any.domains, values, samples, losses[seed], strict=True)
+            for client, domain, accuracy, count, loss in rows:
+                names = [_safe(study.name), _safe(method), seed, _safe(client), _safe(domain)]
+                interval = bootstrap(float(accuracy), int(count))
+                cells = ["" if math.isnan(v) else repr(float(v)) for v in (*interval, loss)]
+                writer.writerow([*names, *cells[:3], int(count), cells[3]])
+    return out.getvalue()
+
+
+def _safe(text: str) -> str:
+    """A name in one line; one that a spreadsheet would run as a formula is quoted, also with blanks before the sign.
+
+    >>> _safe("=1+1"), _safe("north"), _safe("\\t@x")
+    ("'=1+1", 'north', "'\\t@x")
+    """
+    line = text.replace("\r", " ").replace("\n", " ")
+    return f"'{line}" if line[:1] == "\t" or line.lstrip()[:1] in FORMULA_SIGNS else line
+
+
+def _bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def costs(study: Study) -> tuple[Sequence[str], list[list[str]]]:
+    """What each method costs a client: the columns and the rows."""
+    rows = []
+    for method in study.methods:
+        found = study.cost(method)
+        second = study.table[method]["seconds a round"].mean
+        rows.append(
+            [
+                method,
+                f"{found['parameters']:,}",
+                _bytes(found["upload"]),
+                f"{found['flops'] / 1e9:.3f}",
+                f"{second:.3f}",
+            ]
+        )
+    return ("method", "parameters", "upload a client and round", "GFLOP a client and round", "seconds a round"), rows

@@ -1,0 +1,216 @@
+"""Levelling down: was equality bought by making clients worse? Passed, failed or undecided, with the reasons in words.
+
+A difference that could be the luck of the seeds is not told as a rise or a fall.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from equipoise.grammar import list_of
+from equipoise.metrics import FORMULAS, Interval, over_seeds, paired
+from equipoise.study.report.study import Study, Vector
+
+AVERAGE = 0.01  # the average may fall by less than this
+CLIENT = 0.02  # a client may fall by so much; by more only where the worst gains at least as much
+DIGIT = 0.0005  # what is not seen in the printed percent
+SPREAD = "within the spread of seeds"
+Word = Literal["passed", "failed", "undecided"]
+
+
+@dataclass(frozen=True)
+class Reason:
+    word: Word
+    text: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    method: str
+    reasons: tuple[Reason, ...]
+
+    @property
+    def word(self) -> Word:
+        """One reason that failed is enough to fail; undecided is what only the luck of the seeds may have broken."""
+        found = {reason.word for reason in self.reasons}
+        return "failed" if "failed" in found else "undecided" if "undecided" in found else "passed"
+
+    @property
+    def passed(self) -> bool:
+        return self.word == "passed"
+
+
+def within_spread(change: Interval) -> bool:
+    """Whether the 95 % interval over seeds holds no change at all. One seed tells nothing of the spread."""
+    return change.low <= 0 <= change.high
+
+
+def levelling_down(
+    method: str, names: Sequence[str], before: Vector, after: Vector, alone: Vector | None = None
+) -> Verdict:
+    """Client accuracies under FedAvg (`before`), under the method (`after`) and of local-only training, all in [0, 1].
+
+    Each is `[clients]`, or `[seeds, clients]` with the same seeds in the same order.
+    """
+    before, after = np.atleast_2d(before), np.atleast_2d(after)
+    own = None if alone is None else np.atleast_2d(alone)
+    there = np.asarray(np.isfinite(before + after).all(0))
+    names = [name for name, known in zip(names, there, strict=True) if known]
+    before, after = before[:, there], after[:, there]
+    worst, average = over_seeds(after.min(1) - before.min(1)), over_seeds(after.mean(1) - before.mean(1))
+    start, end = (_pp(float(values.min(1).mean())) for values in (before, after))
+    fall = before - after
+    fell, repaid = fall.mean(0) > CLIENT + DIGIT, fall.mean(0) <= worst.mean + DIGIT
+    lower = _of_clients(
+        names, fell & ~repaid, fall,
+        f"no client fell by more than {_pp(CLIENT)} points, or the worst gained as much",
+        f"fell by more than {_pp(CLIENT)} points without the worst gaining as much",
+    )  # fmt: skip
+    if lower.word == "passed" and within_spread(worst):  # what excuses a fall must be more than luck itself
+        excused = f"fell by more than {_pp(CLIENT)} points, and the gain of the worst is {SPREAD}"
+        doubtful = _of_clients(names, fell & repaid, fall, "", excused)
+        lower = replace(doubtful, word="undecided") if doubtful.word == "failed" else lower
+    reasons = [
+        Reason(_word(worst.mean < -DIGIT, worst), f"the worst client {_moved(worst)}, from {start} to {end} %"),
+        Reason(
+            _word(average.mean <= -AVERAGE, average),
+            f"the average {_moved(average)} (it may fall by less than {_pp(AVERAGE)})",
+        ),
+        lower,
+    ]
+    if own is not None:
+        short = own[:, there] - after
+        pushed = (before.mean(0) >= own[:, there].mean(0) - DIGIT) & (short.mean(0) > DIGIT)
+        what = "pushed below what training alone gives"
+        reasons.append(_of_clients(names, pushed, short, f"nobody was {what}", f"were {what}"))
+    return Verdict(method, tuple(reasons))
+
+
+def _word(broken: bool, change: Interval) -> Word:
+    return "passed" if not broken else "undecided" if within_spread(change) else "failed"
+
+
+def _of_clients(names: Sequence[str], broken: NDArray[np.bool_], loss: Vector, fine: str, wrong: str) -> Reason:
+    """One reason for all clients. `broken` is by the means over seeds, `loss [seeds, clients]` tells which are sure."""
+    words = {names[k]: _word(True, over_seeds(loss[:, k])) for k in np.flatnonzero(broken).tolist()}
+    sure, unsure = ([name for name, word in words.items() if word == which] for which in ("failed", "undecided"))
+    some = f" of {len(names)} clients {wrong}"
+    if sure:
+        more = f"; {len(unsure)} more only {SPREAD}" if unsure else ""
+        return Reason("failed", f"{len(sure)}{some}: {list_of(sure)}{more}")
+    if unsure:
+        return Reason("undecided", f"{len(unsure)}{some}, but {SPREAD}: {list_of(unsure)}")
+    return Reason("passed", fine)
+
+
+def verdicts(study: Study) -> list[Verdict]:
+    """Of every method, against FedAvg and local-only training, paired by seed."""
+    if study.reference is None:
+        return []
+    found = []
+    for method in study.rivals:
+        shared = study.shared_seeds(study.reference, method)
+        alone = study.alone if study.alone and set(shared) <= set(study.runs[study.alone]) else None
+        compared = [study.reference, method, *([alone] if alone else [])]
+        if shared:
+            values = [np.stack([study.final(m)[seed] for seed in shared]) for m in compared]
+            found.append(levelling_down(method, study.any.clients, values[0], values[1], *values[2:]))
+    return found
+
+
+def in_a_line(verdict: Verdict) -> str:
+    """For the terminal: the word, and what speaks against the method."""
+    against = "; ".join(reason.text for reason in verdict.reasons if reason.word == verdict.word and not verdict.passed)
+    return f"Levelling-down check of {verdict.method}: {verdict.word}" + (f" ({against})." if against else ".")
+
+
+# --------------------------------------------------------------------------- the whole study in words
+def chosen_by_validation(study: Study, rivals: Sequence[str] | None = None) -> str | None:
+    """The method under which the worst client stands best on validation data, mean over the seeds that all have. Test data
+    choose nothing."""
+    found = {}
+    candidates = study.rivals if rivals is None else rivals
+    seeds = study.shared_seeds(*candidates) if candidates else []
+    for method in candidates:
+        final = study.final(method, split="validation")
+        lowest = [FORMULAS["MIN"].function(final[seed]) for seed in seeds if seed in final]
+        if not lowest or np.isnan(lowest).any():
+            return None
+        found[method] = float(np.mean(lowest))
+    return max(found, key=lambda method: found[method]) if found else None
+
+
+def in_two_sentences(study: Study) -> list[str]:
+    """What the study shows: who was lifted, and who paid. One method is spoken of only if validation data chose it."""
+    reference = study.reference
+    if reference is None or not study.rivals:
+        return ["There is nothing to compare with: the verdict needs fedavg and at least one other method."]
+    found = verdicts(study)
+    lift, cost = (
+        {m: paired(study.per_seed(reference, FORMULAS[f]), study.per_seed(m, FORMULAS[f])) for m in study.rivals}
+        for f in ("MIN", "AVG")
+    )
+    shared = {method: study.shared_seeds(reference, method) for method in study.rivals}
+    rivals = [method for method, seeds in shared.items() if seeds]
+    apart = [
+        f"{m} has no seed in common with {reference}, and is left out here." for m in study.rivals if not shared[m]
+    ]
+    if not rivals:
+        return [f"There is nothing to compare with: no method has a seed in common with {reference}."]
+    lift = {method: lift[method] for method in rivals}
+    best = chosen_by_validation(study, rivals)
+    start = study.per_seed(reference, FORMULAS["MIN"])
+    seeds = shared[best] if best else study.shared_seeds(reference, *rivals) or list(start)
+    base = _pp(float(np.mean([start[seed] for seed in seeds])))
+    passed, unclear = (sum(v.word == word for v in found) for word in ("passed", "undecided"))
+    check = f"{passed} of {len(found)} methods pass the levelling-down check"
+    check += f" ({unclear} undecided, {SPREAD})" if unclear else ""
+    if best is None:
+        said = [
+            f"The worst client has {base} % under {reference}; {_sorted_out(lift)}.",
+            f"{check}; no method is called the best, because there are no validation data to choose by.",
+        ]
+    else:
+        rise = lift[best]
+        sure = "" if np.isnan(rise.low) else f" (95 % interval over seeds {_pp(rise.low)} to {_pp(rise.high)})"
+        second = f"Under it the average {_moved(cost[best])}"
+        if study.alone and study.shared_seeds(study.alone, best):
+            losers = f"{study.table[best]['losers'].mean:.1f}".removesuffix(".0")  # mean over seeds, as in the table
+            second += f", {losers} of {len(study.any.clients)} clients would do better alone"
+        said = [
+            f"Validation data choose {best}: the worst client, at {base} % under {reference}, {_moved(rise)}{sure}.",
+            f"{second}, and {check}.",
+        ]
+    single = [method for method in rivals if len(shared[method]) == 1]
+    if single == rivals:
+        said[-1] += " All this is of one seed: its spread is not known."
+    elif single:
+        said[-1] += f" Of {list_of(single, 12)} one seed alone can be compared: its spread is not known."
+    return [*said, *apart]
+
+
+def _sorted_out(lift: Mapping[str, Interval]) -> str:
+    """Which methods lift the worst client, which lower it, and which do neither for sure."""
+    groups: dict[str, list[str]] = {"rises": [], "falls": [], f"differs only {SPREAD}": []}
+    up, down, unsure = groups.values()
+    for method, change in lift.items():
+        place = unsure if within_spread(change) or abs(change.mean) < DIGIT else up if change.mean > 0 else down
+        place.append(f"{method} ({100 * change.mean:+.1f})")
+    return ", ".join(f"it {how} under {list_of(those, 12)}" for how, those in groups.items() if those)
+
+
+def _pp(value: float) -> str:
+    return f"{100 * value:.1f}"
+
+
+def _moved(change: Interval) -> str:
+    if abs(change.mean) < DIGIT:
+        return "held"
+    if within_spread(change):
+        return f"changed by {100 * change.mean:+.1f} points, {SPREAD}"
+    return f"{'rose' if change.mean > 0 else 'fell'} by {_pp(abs(change.mean))} points"
