@@ -1,9 +1,9 @@
-# `make demo` and `make test` set up everything they need in .venv and then do their work.
+# `make demo`, `make test` and `make docs` set up everything they need in .venv and then do their work.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint format bench clean
+.PHONY: demo test test-slow coverage lint format docs bench clean
 
 $(BIN)/equipoise: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
@@ -18,17 +18,36 @@ $(VENV)/.dev: $(BIN)/equipoise
 demo: $(BIN)/equipoise
 	$(BIN)/equipoise compare scanners
 
+# A test process that dies or hangs ends the run as a failure: it is not started again.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --max-worker-restart=0
+
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --cov -n auto --dist loadfile --max-worker-restart=0
+	$(PYTEST)
+
+# What needs a real server, a browser or many processes: one after the other, because they share the machine.
+test-slow: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
+
+coverage: $(VENV)/.dev
+	$(PYTEST) --cov
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+$(VENV)/.docs: $(BIN)/equipoise
+	$(BIN)/python -m pip install --quiet --editable ".[docs]"
+	@touch $@
+
+docs: $(VENV)/.docs
+	$(BIN)/python docs/draw_rooms.py
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict  # a notice of its makers: see docs/dependencies.md
 
 PEERS := .venv-peers
 
@@ -51,4 +70,4 @@ bench: $(BIN)/equipoise $(PEERS)/.done
 	$(BIN)/python benchmarks/loading.py
 
 clean:
-	rm -rf $(VENV) $(PEERS) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) $(PEERS) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist site

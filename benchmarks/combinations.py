@@ -1,8 +1,8 @@
 """The combinations that the papers show, as measured on a federation: `python benchmarks/combinations.py`.
 
 FedHEAL's Table 2 (seven hosts, alone and with AFL, q-FFL and FedHEAL), F2DC's Table 3 (its modules in four hosts) and
-FedEquilibria's ablations. Prints one Markdown table each: AVG, STD (ddof 0) and MIN of the domains' test accuracies in percent,
-mean over seeds.
+FedEquilibria's ablations. Prints one Markdown table each: AVG, STD (ddof 0) and MIN of the domains' test accuracies in
+percent, mean over seeds.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from equipoise.method import parse
+from equipoise import load_federation
+from equipoise.method.registry import adapt_to_data
+from equipoise.methods import parse
 from equipoise.study.comparison import tabulate
-from equipoise.study.jobs import Failure, Job, execute_all, jobs
+from equipoise.study.jobs import Job, list_jobs
+from equipoise.study.workers import Failure, execute_all
 
 HOSTS = ("fedavg", "fedprox", "scaffold", "moon", "feddyn", "fedproc", "fedproto")
 PLUGINS = ("", "afl", "qffl", "fedheal")
@@ -29,39 +32,45 @@ ABLATIONS = {
 }
 
 
-def combined(*parts: str) -> str:
+def combine(*parts: str) -> str:
     """The sum of those that are not empty."""
     return " + ".join(filter(None, parts))
 
 
-def measured(methods: Sequence[str], dataset: str, seeds: Sequence[int], rounds: int | None) -> dict[str, str]:
+def measure(
+    methods: Sequence[str], dataset: str, seeds: Sequence[int], rounds: int | None, workers: int | None
+) -> dict[str, str]:
     """AVG / STD / MIN of every method, in percent."""
-    todo = jobs(list(dict.fromkeys(methods)), dataset, seeds, Job(rounds=rounds, eval_every=10_000))
+    data = load_federation(dataset)
+    template = Job(dataset=dataset, rounds=rounds, eval_every=10_000)  # the last round alone is evaluated
+    todo = list_jobs(list(dict.fromkeys(methods)), data, seeds, template)
     with tempfile.TemporaryDirectory() as folder:
-        outcomes = list(execute_all(todo, Path(folder), lambda _: None))  # as they end, not in order
+        outcomes = list(execute_all(todo, Path(folder), lambda _: None, workers))  # as they end, not in order
     failed = [found for found in outcomes if isinstance(found, Failure)]
     if failed:
         raise SystemExit(f"{failed[0].method}: {failed[0].why}")
     rows = tabulate([(found.method, found.by_domain) for found in outcomes]).rows
-    stored = {method: rows[str(parse(method).for_data(dataset.split("(")[0]))] for method in methods}
+    # A run is stored under its method as it suits the data set.
+    stored = {method: rows[str(adapt_to_data(parse(method), data.dataset))] for method in methods}
     return {name: " / ".join(str(row[column]) for column in ("AVG", "STD", "MIN")) for name, row in stored.items()}
 
 
 def main() -> None:
     """Run everything and print the tables."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("--dataset", default="scanners")
-    options.add_argument("--seeds", type=int, default=1)
-    options.add_argument("--rounds", type=int)
-    given = options.parse_args()
-    sums = [combined(host, plugin) for host, plugin in itertools.product(HOSTS, PLUGINS)]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dataset", default="scanners")
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--rounds", type=int, help="instead of the protocol's")
+    parser.add_argument("--workers", type=int, help="runs at a time, by default one per core")
+    options = parser.parse_args()
+    sums = [combine(host, plugin) for host, plugin in itertools.product(HOSTS, PLUGINS)]
     plain = [text.split(" + ")[0] for text in MODULES]
     everything = [*sums, *plain, *MODULES, *ABLATIONS.values()]
-    found = measured(everything, given.dataset, range(given.seeds), given.rounds)
-    print(f"Test accuracy on {given.dataset} in percent, AVG / STD / MIN over domains, {given.seeds} seed(s).\n")
+    found = measure(everything, options.dataset, range(options.seeds), options.rounds, options.workers)
+    print(f"Test accuracy on {options.dataset} in percent, AVG / STD / MIN over domains, {options.seeds} seed(s).\n")
     print("| host | plain | " + " | ".join(f"+ {plugin}" for plugin in PLUGINS[1:]) + " |\n|---|---|---|---|---|")
     for host in HOSTS:
-        print(f"| {host} | " + " | ".join(found[combined(host, plugin)] for plugin in PLUGINS) + " |")
+        print(f"| {host} | " + " | ".join(found[combine(host, plugin)] for plugin in PLUGINS) + " |")
     print("\n| host | plain | + f2dc_modules |\n|---|---|---|")
     for host, text in zip(plain, MODULES, strict=True):
         print(f"| {host} | {found[host]} | {found[text]} |")

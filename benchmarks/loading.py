@@ -1,7 +1,7 @@
-"""How long a start takes, and which part of a training epoch goes into loading and augmenting: `python benchmarks/loading.py`.
+"""How long a start takes, and which part of an epoch goes into loading and augmenting: `python benchmarks/loading.py`.
 
-The share is a ratio within one run: the time spent in `loop.samples` (indexing the pool, cropping, flipping, normalising)
-and in drawing the augmentation, over the time of the local training around it.
+The share is a ratio within one run: the time spent in `gather_samples` (indexing the pool, cropping, flipping,
+normalising) and in drawing the augmentation, over the time of the local training around it.
 """
 
 from __future__ import annotations
@@ -9,17 +9,19 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 
 from equipoise import EquipoiseError, load_federation, parse
 from equipoise.local import loop
-from equipoise.rounds.server import begin, broadcast_of, client_round
+from equipoise.rounds.client import client_round
+from equipoise.rounds.server import begin_server, make_broadcast
 from equipoise.task import Task
 
-SAMPLES = 256  # of a client: enough for a ratio, and quick with a network of full width
-SETTINGS = (
+SAMPLES = 256  # per client: enough for a ratio, and quick with a network of full width
+CASES = (
     ("digits", None),
     ("digits(preset='fedheal')", None),
     ("office-caltech", None),
@@ -39,43 +41,49 @@ print(time.perf_counter() - clock)
 """
 
 
-def timed(function, spent):
-    """The function, with the time it takes added to `spent`."""
+class Clock:
+    """Adds up the time that functions take."""
 
-    def wrapper(*args):
-        clock = time.perf_counter()
-        result = function(*args)
-        spent[0] += time.perf_counter() - clock
-        return result
+    def __init__(self) -> None:
+        self.seconds = 0.0
 
-    return wrapper
+    def watch(self, function: Callable[..., object]) -> Callable[..., object]:
+        """The function, with its time added to that of the others."""
+
+        def call(*arguments: object) -> object:
+            start = time.perf_counter()
+            result = function(*arguments)
+            self.seconds += time.perf_counter() - start
+            return result
+
+        return call
 
 
-def share(text: str, model: str | None) -> tuple[float, float]:
+def measure_share(text: str, model: str | None) -> tuple[float, float]:
     """Seconds of one local epoch of some clients, and the share of it that loading and augmentation take."""
     data = load_federation(text)
     data = replace(data, clients=tuple(replace(c, train=c.train[:SAMPLES]) for c in data.clients))
-    training = replace(data.protocol.training, epochs=1)
-    task = Task.build(parse("fedavg"), data, model=model, training=training)
     method = parse("fedavg")
-    broadcast = broadcast_of(begin(method, task), 1)
+    task = Task.build(method, data, model=model, training=replace(data.protocol.training, epochs=1))
+    broadcast = make_broadcast(begin_server(method, task), 1)
     clients = list(range(0, len(data), max(1, len(data) // 4)))[:4]
-    spent = [0.0]
-    before = loop.samples, loop.augmentation
-    loop.samples, loop.augmentation = (timed(function, spent) for function in before)
+    clock = Clock()
+    before = loop.gather_samples, loop.draw_augmentation
+    loop.gather_samples, loop.draw_augmentation = map(clock.watch, before)
     try:
         client_round(method, task, clients[:1], broadcast, {}, 0)  # warm up: pages of the pool, kernels
-        spent[0] = 0.0
-        clock = time.perf_counter()
+        clock.seconds = 0.0
+        start = time.perf_counter()
         for client in clients:
             client_round(method, task, [client], broadcast, {}, 0)
-        whole = time.perf_counter() - clock
+        whole = time.perf_counter() - start
     finally:
-        loop.samples, loop.augmentation = before
-    return whole, spent[0] / whole
+        loop.gather_samples, loop.draw_augmentation = before
+    return whole, clock.seconds / whole
 
 
 def main() -> None:
+    """Measure and print, where the data are at hand."""
     try:
         load_federation("digits")  # so that the cache is there
     except EquipoiseError as error:
@@ -87,11 +95,10 @@ def main() -> None:
     ]
     print(f"second start of digits, beyond importing torch: {min(times):.2f} s (best of 5; worst {max(times):.2f} s)")
     torch.set_num_threads(1)
-    for text, model in SETTINGS:
-        whole, part = share(text, model)
-        print(
-            f"{text:28s} {model or '':8s} loading and augmentation {100 * part:5.1f} % of local training ({whole:.2f} s)"
-        )
+    for text, model in CASES:
+        whole, part = measure_share(text, model)
+        figure = f"{100 * part:5.1f} % of local training ({whole:.2f} s)"
+        print(f"{text:28s} {model or '':8s} loading and augmentation {figure}")
 
 
 if __name__ == "__main__":

@@ -20,53 +20,54 @@ SETTINGS = {
 }
 
 
-def free_port() -> int:
+def find_free_port() -> int:
+    """A port of this machine that nobody listens at now."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])
 
 
-def command(name: str) -> str:
-    """A command of the environment that runs this."""
+def find_command(name: str) -> str:
+    """Where a command of the environment that runs this is."""
     return str(Path(sys.executable).with_name(name))
 
 
-def certificates(folder: Path) -> None:
-    """A certificate authority of our own (`ca.pem`), and a certificate for this machine (`server.pem`, `server.key`)."""
+def make_certificates(folder: Path) -> None:
+    """Write a certificate authority (`ca.pem`), and a certificate of this machine (`server.pem`, `server.key`)."""
 
-    def openssl(*words: str) -> None:
+    def call_openssl(*words: str) -> None:
         subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True)
 
-    openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.pem", "-days", "30",
-            "-subj", "/CN=federation CA")  # fmt: skip
-    openssl(
+    call_openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", "ca.key", "-out", "ca.pem", "-days", "30",
+                 "-subj", "/CN=federation CA")  # fmt: skip
+    call_openssl(
         "req", "-newkey", "rsa:2048", "-nodes", "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=localhost"
     )
     (folder / "names").write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
-    openssl("x509", "-req", "-in", "server.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "30",
-            "-extfile", "names", "-out", "server.pem")  # fmt: skip
+    call_openssl("x509", "-req", "-in", "server.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
+                 "-days", "30", "-extfile", "names", "-out", "server.pem")  # fmt: skip
 
 
-def node_key(path: Path) -> None:
-    """A key pair of a SuperNode: `path`, and `path.pub`."""
+def make_node_key(path: Path) -> None:
+    """Write a key pair of a SuperNode: `path`, and `path.pub`."""
     subprocess.run(
         ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", path.name, "-f", str(path)], check=True
     )
 
 
 class Loopback:
-    """Processes of one federation. Everything they write is below `folder`. With `simulated` sites Flower's simulation engine
-    plays so many of them, and there are no SuperNodes."""
+    """Processes of one federation. Everything they write is below `folder`. With `simulated` sites Flower's simulation
+    engine plays so many of them, and there are no SuperNodes."""
 
     def __init__(self, folder: Path, tls: bool = False, authentication: bool = False, simulated: int = 0) -> None:
         self.folder, self.tls, self.authentication, self.simulated = folder, tls, authentication, simulated
-        self.port = free_port()
+        self.port = find_free_port()
         self.address = f"127.0.0.1:{self.port}"
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         home = folder / "home"
         home.mkdir(parents=True)
         if tls:
-            certificates(folder)
+            make_certificates(folder)
         trust = f'root-certificates = "{folder / "ca.pem"}"' if tls else "insecure = true"
         (home / "config.toml").write_text(
             f'[superlink]\ndefault = "here"\n\n[superlink.here]\naddress = "{self.address}"\n{trust}\n'
@@ -76,13 +77,15 @@ class Loopback:
         self.environment = {**os.environ, **SETTINGS, "FLWR_HOME": str(home), "PATH": path}
 
     def start(self, name: str, *words: str) -> None:
+        """Start a command of this environment as a process group of its own, so that its children end with it."""
         with (self.folder / f"{name}.log").open("ab") as log:
             self.running[name] = subprocess.Popen(
-                [command(words[0]), *words[1:]], cwd=self.folder, env=self.environment, stdout=log, stderr=log,
+                [find_command(words[0]), *words[1:]], cwd=self.folder, env=self.environment, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
 
-    def superlink(self) -> None:
+    def start_superlink(self) -> None:
+        """Start the SuperLink, and wait until it answers."""
         files = ["--ssl-ca-certfile", "ca.pem", "--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
         safety = files if self.tls else ["--insecure"]
         extra = ["--enable-supernode-auth"] if self.authentication else []
@@ -93,17 +96,18 @@ class Loopback:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
                 return
             time.sleep(0.1)
-        raise RuntimeError(f"The SuperLink did not start: {self.log('superlink')}")
+        raise RuntimeError(f"The SuperLink did not start: {self.read_log('superlink')}")
 
-    def supernode(self, name: str, config: str, key: Path | None = None) -> None:
+    def start_supernode(self, name: str, config: str, key: Path | None = None) -> None:
+        """Start a SuperNode; `config` tells its app which data it holds."""
         safety = ["--root-certificates", "ca.pem"] if self.tls else ["--insecure"]
         extra = ["--auth-supernode-private-key", str(key)] if key else []
-        self.start(name, "flower-supernode", *safety, *extra, "--superlink", self.address, "--port", str(free_port()),
-                   "--node-config", config)  # fmt: skip
+        self.start(name, "flower-supernode", *safety, *extra, "--superlink", self.address,
+                   "--port", str(find_free_port()), "--node-config", config)  # fmt: skip
 
     def register(self, key: Path) -> str:
         """Let the SuperLink know the public key of a node."""
-        words = [command("flwr"), "supernode", "register", f"{key}.pub", "here"]
+        words = [find_command("flwr"), "supernode", "register", f"{key}.pub", "here"]
         done = subprocess.run(words, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=60)
         return done.stdout + done.stderr
 
@@ -112,7 +116,7 @@ class Loopback:
         changed = ["--run-config", config] if config else []
         if self.simulated:
             changed += ["--federation-config", f"num-supernodes={self.simulated} client-resources-num-cpus=1"]
-        words = [command("flwr"), "run", str(app), "here", "--stream", *changed]
+        words = [find_command("flwr"), "run", str(app), "here", "--stream", *changed]
         process = subprocess.Popen(
             words, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -147,12 +151,15 @@ class Loopback:
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
-    def signal(self, name: str, what: signal.Signals) -> None:
+    def send_signal(self, name: str, what: signal.Signals) -> None:
         """Send a signal to a process and those it started."""
         os.killpg(self.running[name].pid, what)
 
-    def log(self, name: str) -> str:
+    def read_log(self, name: str) -> str:
+        """What a process has said so far."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
+
+    # Older names, by which tests and an example call them.
 
     def __enter__(self) -> Loopback:
         return self

@@ -71,7 +71,7 @@ def federation_of(name: str) -> eq.Federation:
 
 def everything() -> Iterator[tuple[str, str, str]]:
     """(data, method, runner) of every run."""
-    names = [QUICK.get(name, name) for name in eq.methods.__all__]
+    names = [QUICK.get(name, name) for name in eq.methods.METHODS]
     for data in ("gaussians", "scanners", "images"):
         for method in (*names, *COMBINATIONS, *(ON_IMAGES if data != "gaussians" else ())):
             if "f2dc" in method and data == "gaussians":
@@ -91,7 +91,7 @@ def done(data: str, method: str, runner: str) -> Any:
         if runner != "flower":
             return eq.run(method, federation, rounds=ROUNDS, participation=share, runner=runner, threads=2)
         from equipoise.flower import Plan, client_app, federate
-        from flower_kit import LoopGrid
+        from kit.flower import LoopGrid
 
         plan = Plan(method=method, sites=len(federation), rounds=ROUNDS, participation=share)
         if data == "scanners":

@@ -1,7 +1,7 @@
 """How large a report is and how long it takes to build: `python benchmarks/report.py`.
 
-The records are those of real runs on tiny data, so that weights, figures and losses have their true shapes: by default 10
-methods x 3 seeds x 200 rounds with 20 clients. Reading the run folders is part of the time, training is not.
+The records are those of real runs on tiny data, so that weights, figures and losses have their true shapes: by default
+10 methods x 3 seeds x 200 rounds with 20 clients. Reading the run folders is part of the time, training is not.
 """
 
 from __future__ import annotations
@@ -14,24 +14,22 @@ from tempfile import TemporaryDirectory
 
 import torch
 
-from equipoise import EquipoiseWarning, Federation, run
-from equipoise.data import Protocol
-from equipoise.runs.records import read_all, save
+from equipoise import EquipoiseWarning, Federation, Protocol, Training, run, save
+from equipoise.runs.reading import read_all
 from equipoise.study.report.page import write
-from equipoise.training import Training
 
 METHODS = (
     "fedavg", "local_only", "fedheal", "fedfe", "eagle", "fedequilibria", "qffl(q=1)", "term", "propfair", "afl",
 )  # fmt: skip
 
 
-def toy(clients: int) -> Federation:
+def make_federation(clients: int) -> Federation:
     """Two classes in four numbers, turned a little further at each client; four domains."""
     draw = torch.Generator().manual_seed(0)
-    train, held, test, domains = {}, {}, {}, {}
+    train, validation, test, domains = {}, {}, {}, {}
     for k in range(clients):
         name = f"client {k + 1}"
-        for store, count in ((train, 8 + k % 5), (held, 8), (test, 30)):
+        for store, count in ((train, 8 + k % 5), (validation, 8), (test, 30)):
             y = torch.arange(count) % 2
             x = torch.randn(count, 4, generator=draw)
             x[:, k % 4] += 2.0 * y
@@ -39,32 +37,32 @@ def toy(clients: int) -> Federation:
         domains[name] = f"domain {k % 4 + 1}"
     protocol = Protocol(rounds=1, training=Training(steps=1, batch=None, lr=0.1), model="linear")
     return Federation.from_tensors(
-        train, test=test, validation=held, domains=domains, classes=2, name="toy", protocol=protocol
+        train, test=test, validation=validation, domains=domains, classes=2, name="toy", protocol=protocol
     )
 
 
 def main() -> None:
     """Train, then build the page and say what it took."""
-    reader = argparse.ArgumentParser(description=__doc__)
-    reader.add_argument("--clients", type=int, default=20)
-    reader.add_argument("--rounds", type=int, default=200)
-    reader.add_argument("--seeds", type=int, default=3)
-    reader.add_argument("--methods", type=int, default=len(METHODS), help="how many of the ten")
-    chosen = reader.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--clients", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--methods", type=int, default=len(METHODS), help="how many of the ten")
+    options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore", EquipoiseWarning)
-    data = toy(chosen.clients)
+    data = make_federation(options.clients)
     with TemporaryDirectory() as folder:
         runs = Path(folder) / "runs"
-        for method in METHODS[: chosen.methods]:
-            for seed in range(chosen.seeds):
-                save(run(method, data, rounds=chosen.rounds, seed=seed), runs)
+        for method in METHODS[: options.methods]:
+            for seed in range(options.seeds):
+                save(run(method, data, rounds=options.rounds, seed=seed), runs)
         clock, worked = time.perf_counter(), time.process_time()
         found, wrong = read_all([runs])
         page = write(found, Path(folder) / "report.html", wrong)[0]
         seconds, worked = time.perf_counter() - clock, time.process_time() - worked
         print(
-            f"{chosen.clients} clients x {chosen.methods} methods x {chosen.rounds} rounds x {chosen.seeds} seeds: "
+            f"{options.clients} clients x {options.methods} methods x {options.rounds} rounds x {options.seeds} seeds: "
             f"{page.stat().st_size / 1e6:.2f} MB in {seconds:.1f} s ({worked:.1f} s of one core)"
         )
 

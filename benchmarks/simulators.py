@@ -1,7 +1,7 @@
-"""Seconds a round of the same federated work in several simulators, in one run on one machine.
+"""Seconds per round of the same federated work in several simulators, in one run on one machine.
 
-`make bench` installs the peers in an environment of their own and calls this script. Whole rounds are timed: sampling, local
-training, aggregation, bookkeeping. The first round of each is left out, as it pays for the start.
+`make bench` installs the peers in an environment of their own and calls this script. Whole rounds are timed: sampling,
+local training, aggregation, bookkeeping. The first round of each is left out, as it pays for the start.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from datetime import date
 from pathlib import Path
 
@@ -22,7 +23,7 @@ import torch
 HERE = Path(__file__).parent / "peers"
 sys.path.insert(0, str(HERE))
 
-from work import WORK, operations  # noqa: E402
+from work import WORK, count_operations  # noqa: E402
 
 ROUNDS = {"W1": 6, "W2": 3, "W3": 12}
 COLUMNS = {
@@ -37,11 +38,12 @@ COLUMNS = {
 PEERS = ("Flower", "pfl-research", "FLGo")
 
 
-def speed() -> tuple[float, float]:
-    """Matrix products in operations a second, and memory reads in bytes a second, with all threads: the best of several."""
+def measure_speed() -> tuple[float, float]:
+    """Operations per second in matrix products, and bytes per second in memory reads, with all threads: the best of
+    several."""
     a, b, long = torch.randn(2048, 2048), torch.randn(2048, 2048), torch.randn(50_000_000)
 
-    def best(call) -> float:
+    def time_best(call: Callable[[], object]) -> float:
         call()
         times = []
         for _ in range(8):
@@ -50,11 +52,11 @@ def speed() -> tuple[float, float]:
             times.append(time.perf_counter() - start)
         return min(times)
 
-    return 2 * 2048**3 / best(lambda: a @ b), 4 * len(long) / best(long.sum)
+    return 2 * 2048**3 / time_best(lambda: a @ b), 4 * len(long) / time_best(long.sum)
 
 
-def measured(script: str, python: str, name: str, more: tuple[str, ...], threads: int | None) -> float:
-    """The median of one run of a script; of a peer with one process, the better of one thread and all."""
+def time_round(script: str, python: str, name: str, more: tuple[str, ...], threads: int | None) -> float:
+    """Seconds of the median round in one run of a script."""
     environment = {**os.environ, **({"OMP_NUM_THREADS": str(threads)} if threads else {})}
     words = [python, script, name, str(ROUNDS[name]), *more]
     done = subprocess.run(words, cwd=HERE, env=environment, capture_output=True, text=True, timeout=1800)
@@ -65,25 +67,28 @@ def measured(script: str, python: str, name: str, more: tuple[str, ...], threads
 
 
 def main() -> None:
+    """Time everybody on every work and print a table for each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peers", default=".venv-peers/bin/python", help="the python of the peers' environment")
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--work", nargs="*", default=list(WORK))
     parser.add_argument("--only", nargs="*", default=list(COLUMNS))
     options = parser.parse_args()
-    rate, reads = speed()
-    print(f"{date.today()}, {platform.processor() or platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}: "
-          f"{rate / 1e9:.0f} GFLOP/s in matrix products, {reads / 1e9:.0f} GB/s of memory reads\n")  # fmt: skip
+    rate, reads = measure_speed()
+    machine = f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
+    speed = f"{rate / 1e9:.0f} GFLOP/s in matrix products, {reads / 1e9:.0f} GB/s of memory reads"
+    print(f"{date.today()}, {machine}: {speed}\n")
     pythons = {"peers": str(Path(options.peers).absolute()), "ours": sys.executable}
     for name in options.work:
-        limit = operations(WORK[name]) / rate
+        limit = count_operations(WORK[name]) / rate
         found: dict[str, list[float]] = {column: [] for column in options.only}
         for _ in range(options.repetitions):  # interleaved, so that a change of the machine's mood meets all of them
             for column in options.only:
                 script, environment, more, threads = COLUMNS[column]
+                # Of a peer with one process the better of one thread and all of them counts.
                 choices = [1, None] if environment == "peers" and column != "Flower" else [threads]
                 found[column].append(
-                    min(measured(script, pythons[environment], name, more, choice) for choice in choices)
+                    min(time_round(script, pythons[environment], name, more, choice) for choice in choices)
                 )
         medians = {column: statistics.median(values) for column, values in found.items()}
         fastest = min((medians[p] for p in PEERS if p in medians), default=float("nan"))

@@ -1,14 +1,22 @@
-"""Brings the generated part of the method pages up to date: `python docs/make_pages.py`."""
+"""Brings the generated parts of the pages up to date: `python docs/make_pages.py`.
+
+Generated are the part between the two marks of every method page, the list of all methods, and the table of what methods
+reveal of a site.
+"""
 
 from __future__ import annotations
 
+import re
+import textwrap
 from pathlib import Path
 
-from equipoise.method import METHODS, ROLES, parse
-from equipoise.method.privacy import table
+from equipoise.method import METHODS, ROLES
+from equipoise.method.privacy import write_table
+from equipoise.methods import parse
 
 START, END = "<!-- from the code -->", "<!-- end -->"
 FOLDER = Path(__file__).parent / "methods"
+WIDTH = 100  # columns of prose; tables are as wide as they are
 
 
 def page_of(name: str) -> Path:
@@ -20,7 +28,7 @@ def generated(name: str) -> str:
     """Roles, parameters, defaults and reference, as the code has them."""
     entry = METHODS[name]
     method = parse(name)
-    lines = [START, "", f"**{entry.title}.** {entry.reference}.", "", "| role | parts |", "|---|---|"]
+    lines = [START, "", _wrap(f"**{entry.title}.** {entry.reference}."), "", "| role | parts |", "|---|---|"]
     for role in ROLES:
         parts = getattr(method, role)
         parts = parts if isinstance(parts, tuple) else (parts,)
@@ -28,17 +36,22 @@ def generated(name: str) -> str:
         lines.append(f"| {role} | {_cell(shown)} |")
     if entry.parameters:
         sets = list(entry.per_dataset)
-        lines += [
-            "",
-            "| parameter | type | default | " + "".join(f"{s} | " for s in sets),
-            "|---|---|---|" + "---|" * len(sets),
-        ]
+        heads = ("parameter", "type", "default", *sets)
+        lines += ["", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
         for parameter in entry.parameters.values():
             kind = str(parameter.annotation).replace("Literal", "one of ")
             values = [entry.per_dataset[s].get(parameter.name) for s in sets]
             cells = "".join(f" {'' if v is None else f'`{v!r}`'} |" for v in values)
             lines.append(f"| `{parameter.name}` | {_cell(kind)} | `{parameter.default!r}` |{cells}")
     return "\n".join([*lines, "", END])
+
+
+def _wrap(text: str, indent: str = "") -> str:
+    """Text in lines of `WIDTH` columns. What stands in backticks is not torn apart, and no line is a year alone, which Markdown
+    could take for the number of an item."""
+    whole = re.sub(r"`[^`]*`| \d+\.$", lambda found: found[0].replace(" ", "\0"), text)
+    lines = textwrap.wrap(whole, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return "\n".join(lines).replace("\0", " ")
 
 
 def _cell(text: str) -> str:
@@ -54,7 +67,7 @@ def update_privacy() -> None:
 
 def privacy_table() -> str:
     """What each method reveals of a site, as the code has it."""
-    return f"{START}\n\n{table()}\n\n{END}"
+    return f"{START}\n\n{write_table()}\n\n{END}"
 
 
 def update(name: str) -> None:
@@ -66,13 +79,17 @@ def update(name: str) -> None:
     page.write_text(before + generated(name) + after)
 
 
-NOT_HERE = """## Not here
-
-- **Pa3Fed** (AAAI 2025) stands in FedEquilibria's tables. Its rule is not public: neither code nor the body of the paper could
-  be had, and the abstract does not determine it. It is left out rather than invented.
-- **FOCUS** trains several models a client and assigns clients to them softly. It stands in none of the five papers' tables, and
-  its algorithm is known to us from its abstract alone. It is left out.
-"""
+NOT_HERE = (
+    "- **Pa3Fed** (AAAI 2025) stands in FedEquilibria's tables. Its rule is not public: neither code nor the body of the "
+    "paper could be had, and the abstract does not determine it. It is left out rather than invented.",
+    "- **FOCUS** trains several models per client and assigns clients to them softly. It stands in none of the five papers' "
+    "tables, and its algorithm is known to us from its abstract alone. It is left out.",
+)
+COMBINING = (
+    "They combine with `+` unless two set the same thing: `moon + fedheal`, `scaffold + qffl`, `fpl + f2dc_modules`. Where "
+    'public code differs from a paper in a way that moves results, `variant="released"` follows the code; the default is the '
+    "paper's."
+)
 
 
 def index() -> None:
@@ -81,7 +98,7 @@ def index() -> None:
     lines += [f"| [`{name}`]({name}.md) | {entry.title} |" for name, entry in sorted(METHODS.items())]
     lines += [
         "",
-        "They combine with `+` unless two set the same thing: `moon + fedheal`, `scaffold + qffl`, `fpl + f2dc_modules`.",
+        _wrap(COMBINING),
         "",
         "## Method × role",
         "",
@@ -95,7 +112,8 @@ def index() -> None:
         cells = [", ".join(type(part).__name__ for part in parts) for parts in method.own_parts.values()]
         demands = ", ".join(f"{key}={value}" for key, value in method.training)
         lines.append(f"| {name} | " + " | ".join(cells) + f" | {demands} |")
-    (FOLDER / "README.md").write_text("\n".join([*lines, "", NOT_HERE]))
+    lines += ["", "## Not here", "", *(_wrap(text, "  ") for text in NOT_HERE), ""]
+    (FOLDER / "README.md").write_text("\n".join(lines))
 
 
 if __name__ == "__main__":

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass
 
-from equipoise import Method, compare, register
+from equipoise import compare
+from equipoise.method import Method, Round, State, Weigh, Weighed, register
 from equipoise.parts.reports import GlobalLoss
-from equipoise.roles import Weigh
-from equipoise.types import Round, State, Weighed
 
 
 @dataclass(frozen=True)

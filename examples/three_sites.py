@@ -19,9 +19,9 @@ import pyarrow.parquet as pq
 sys.path.insert(0, str(Path(__file__).parents[1] / "benchmarks"))
 
 from equipoise.data import load_federation
-from equipoise.runs.records import read
+from equipoise.runs.reading import read
 from equipoise.study.report.page import write as write_report
-from loopback import Loopback, command
+from loopback import Loopback, find_command
 
 ROUNDS, TIMEOUT = 6, 25
 NAMES = ("north", "east", "south")
@@ -49,17 +49,17 @@ def main(folder: Path) -> None:
 
     files = tables(folder)
     subprocess.run(
-        [command("equipoise"), "deploy", "init", str(folder / "app"), "--data", str(files["north"]), "--method", "scaffold",
-         "--sites", "3", "--rounds", str(ROUNDS), "--model", "linear", "--round-timeout", str(TIMEOUT), "--min-sites", "2",
+        [find_command("equipoise"), "deploy", "init", str(folder / "app"), "--data", str(files["north"]),
+         "--method", "scaffold", "--sites", "3", "--rounds", str(ROUNDS), "--model", "linear", "--round-timeout", str(TIMEOUT), "--min-sites", "2",
          "--site-state", str(folder / "states")],
         check=True,
     )  # fmt: skip
     with Loopback(folder / "federation") as here:
-        here.superlink()
+        here.start_superlink()
         say("SuperLink is up")
 
         def site(name: str) -> None:
-            here.supernode(name, f'site="{name}" data="{files[name]}"')
+            here.start_supernode(name, f'site="{name}" data="{files[name]}"')
 
         for name in NAMES:
             site(name)
@@ -77,7 +77,7 @@ def main(folder: Path) -> None:
             if line.startswith("Records: "):
                 records = Path(line.removeprefix("Records: ").strip())
         if records is None:
-            sys.exit(f"The run did not end well. {here.log('superlink')[-2000:]}")
+            sys.exit(f"The run did not end well. {here.read_log('superlink')[-2000:]}")
         found = pq.read_table(records / "records.parquet").to_pylist()
         print("\nTest accuracy of every site after every round, as recorded:")
         for r in range(1, ROUNDS + 1):

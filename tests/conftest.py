@@ -19,7 +19,10 @@ def _surroundings(tmp_path_factory):
     ):  # a suite in the background: what it starts would ignore Ctrl-C, too
         signal.signal(signal.SIGINT, signal.default_int_handler)
     before = dict(os.environ)
-    os.environ["EQUIPOISE_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+    # One cache for all test processes of the session, whose folders lie side by side: images are decoded once.
+    parallel = "PYTEST_XDIST_WORKER" in os.environ
+    base = tmp_path_factory.getbasetemp()
+    os.environ["EQUIPOISE_CACHE"] = str((base.parent if parallel else base) / "cache")
     if not os.environ.get("EQUIPOISE_DATA") and BESIDE.is_dir():
         os.environ["EQUIPOISE_DATA"] = str(BESIDE)
     yield

@@ -16,7 +16,7 @@ def test_draws_are_reproducible_and_leave_the_global_generator_alone():
     a, b = seeds.uniform((3, 4), 0, "x"), seeds.uniform((3, 4), 0, "x")
     assert torch.equal(a, b)
     assert not torch.equal(a, seeds.uniform((3, 4), 1, "x"))
-    built = [seeds.initialised(lambda: torch.nn.Linear(3, 2), 0, "model").weight for _ in range(2)]
+    built = [seeds.build_from_seed(lambda: torch.nn.Linear(3, 2), 0, "model").weight for _ in range(2)]
     assert torch.equal(*built)
     assert torch.equal(state, torch.random.get_rng_state())
 
@@ -46,12 +46,12 @@ def test_every_order_is_equally_likely(size):
 
 def test_participants():
     available = list(range(0, 40, 2))
-    chosen = seeds.participants(available, 5, seed=0, round=3)
+    chosen = seeds.draw_participants(available, 5, seed=0, round=3)
     assert chosen == sorted(set(chosen))
     assert set(chosen) <= set(available)
-    assert chosen == seeds.participants(available, 5, 0, 3)
+    assert chosen == seeds.draw_participants(available, 5, 0, 3)
     often = np.zeros(40)
     for r in range(2000):
-        often[seeds.participants(available, 5, 0, r)] += 1
+        often[seeds.draw_participants(available, 5, 0, r)] += 1
     assert often[::2].min() > 400  # each of the twenty is drawn about 500 times
     assert often[::2].max() < 600

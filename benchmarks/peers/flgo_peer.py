@@ -23,23 +23,23 @@ warnings.simplefilter("ignore")
 import flgo
 import flgo.algorithm.fedavg as fedavg
 import flgo.benchmark.partition as partition
-from work import arguments, tell
+from work import print_result, read_arguments
 
-name, work, rounds = arguments()
+name, work, rounds = read_arguments()
 here = os.path.dirname(os.path.abspath(__file__))
 CONFIG = f"""
 import sys
 sys.path.insert(0, {here!r})
 import torch
-from work import WORK, data, network
+from work import WORK, draw_data, build_network
 work = WORK[{name!r}]
-x, y = data(work)
+x, y = draw_data(work)
 train_data = torch.utils.data.TensorDataset(x.flatten(0, 1), y.flatten())
 train_data.targets = y.flatten()
 test_data = torch.utils.data.TensorDataset(x[0][:10], y[0][:10])
 test_data.targets = y[0][:10]
 def get_model():
-    return network(work)
+    return build_network(work)
 """
 
 seconds = []
@@ -76,8 +76,8 @@ dataset.__getitems__ = lambda self, indices: [self[i] for i in indices]
 flgo.gen_task_by_(task, partition.IIDPartitioner(num_clients=work.clients), "./task")
 option = {
     "num_rounds": rounds + 1, "num_epochs": work.epochs, "batch_size": work.batch, "learning_rate": work.lr,
-    "proportion": work.cohort / work.clients, "gpu": [], "eval_interval": 10**9, "train_holdout": 0.0, "log_file": False,
-    "no_log_console": True, "sample": "uniform",
+    "proportion": work.cohort / work.clients, "gpu": [], "eval_interval": 10**9, "train_holdout": 0.0,
+    "log_file": False, "no_log_console": True, "sample": "uniform",
 }  # fmt: skip
 flgo.init("./task", Timed, option=option, Logger=Quiet).run()
-tell(seconds)
+print_result(seconds)

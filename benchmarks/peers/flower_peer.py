@@ -1,4 +1,4 @@
-"""Flower: its simulation engine with Ray, one actor a core."""
+"""Flower: its simulation engine with Ray, one actor per core."""
 
 import logging
 import os
@@ -16,10 +16,10 @@ from flwr.app import ArrayRecord
 from flwr.serverapp import ServerApp
 from flwr.serverapp.strategy import FedAvg
 from flwr.simulation import run_simulation
-from work import arguments, network, tell
+from work import build_network, print_result, read_arguments
 
 logging.getLogger("flwr").setLevel(logging.ERROR)
-name, work, rounds = arguments()
+name, work, rounds = read_arguments()
 server = ServerApp()
 seconds = []
 
@@ -38,7 +38,7 @@ def main(grid, context):
         fraction_train=work.cohort / work.clients, fraction_evaluate=0.0, min_train_nodes=work.cohort,
         min_available_nodes=work.clients,
     )  # fmt: skip
-    strategy.start(grid=grid, initial_arrays=ArrayRecord(network(work).state_dict()), num_rounds=rounds + 1)
+    strategy.start(grid=grid, initial_arrays=ArrayRecord(build_network(work).state_dict()), num_rounds=rounds + 1)
 
 
 run_simulation(
@@ -47,4 +47,4 @@ run_simulation(
     num_supernodes=work.clients,
     backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
 )
-tell(seconds)
+print_result(seconds)

@@ -1,29 +1,30 @@
-"""What one writes by hand in torch: a plain loop with one thread, and the same in two processes with one thread each."""
+"""What one writes by hand in torch: a plain loop with one thread, and the same in processes with one thread each."""
 
 import sys
 import time
 
 import torch
-from work import WORK, data, network, tell
+from work import WORK, build_network, draw_data, print_result
 
 
 def train(net, theta, x, y, work):
     """Local training from a flat model; the flat update."""
     torch.nn.utils.vector_to_parameters(theta, net.parameters())
-    optimiser = torch.optim.SGD(net.parameters(), lr=work.lr)
+    optimizer = torch.optim.SGD(net.parameters(), lr=work.lr)
     for _ in range(work.epochs):
         for index in torch.randperm(len(y)).split(work.batch):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             torch.nn.functional.cross_entropy(net(x[index]), y[index]).backward()
-            optimiser.step()
+            optimizer.step()
     return torch.nn.utils.parameters_to_vector(net.parameters()).detach() - theta
 
 
-def worker(pipe, name, theta, rows):
+def work_until_told(pipe, name, theta, rows):
+    """A process's life: train the clients that come through the pipe, until None comes."""
     torch.set_num_threads(1)
     work = WORK[name]
-    x, y = data(work)
-    net = network(work)
+    x, y = draw_data(work)
+    net = build_network(work)
     while (task := pipe.recv()) is not None:
         for row, client in task:
             rows[row] = train(net, theta, x[client], y[client], work)
@@ -31,9 +32,10 @@ def worker(pipe, name, theta, rows):
 
 
 def main():
+    """The rounds of the work named on the command line, in so many processes."""
     name, rounds, processes = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     work = WORK[name]
-    net = network(work)
+    net = build_network(work)
     theta = torch.nn.utils.parameters_to_vector(net.parameters()).detach().clone()
     rows = torch.zeros(work.cohort, len(theta))
     pipes = []
@@ -43,11 +45,11 @@ def main():
         context = torch.multiprocessing.get_context("spawn")
         for _ in range(processes):
             here, there = context.Pipe()
-            context.Process(target=worker, args=(there, name, theta, rows), daemon=True).start()
+            context.Process(target=work_until_told, args=(there, name, theta, rows), daemon=True).start()
             pipes.append(here)
     else:
         torch.set_num_threads(1)
-        x, y = data(work)
+        x, y = draw_data(work)
     seconds = []
     for r in range(rounds + 1):
         start = time.perf_counter()
@@ -63,7 +65,7 @@ def main():
                 rows[row] = train(net, theta, x[client], y[client], work)
         theta += rows.mean(0)
         seconds.append(time.perf_counter() - start)
-    tell(seconds)
+    print_result(seconds)
 
 
 if __name__ == "__main__":

@@ -1,18 +1,18 @@
 """Equipoise on the same work, with the runner it chooses by itself."""
 
 import torch
-from work import Work, arguments, data, tell
+from work import Work, draw_data, print_result, read_arguments
 
 from equipoise import Client, Federation, Protocol, Training, parse, run
-from equipoise.engine.runners import choose, cores
+from equipoise.engine.runners import choose_runner, count_cores
 from equipoise.task import Task
 
 MODELS = {"linear": "linear", "mlp": "mlp(hidden=(200, 200))", "cnn": "cnn"}
 
 
-def federation_of(name: str, work: Work, rounds: int) -> Federation:
+def build_federation(name: str, work: Work, rounds: int) -> Federation:
     """The work as a federation, without test data: only training counts here."""
-    x, y = data(work)
+    x, y = draw_data(work)
     places = torch.arange(work.clients * work.samples).view(work.clients, work.samples)
     return Federation(
         name,
@@ -30,10 +30,10 @@ def federation_of(name: str, work: Work, rounds: int) -> Federation:
 
 
 if __name__ == "__main__":
-    name, work, rounds = arguments()
-    federation = federation_of(name, work, rounds + 1)
+    name, work, rounds = read_arguments()
+    federation = build_federation(name, work, rounds + 1)
     # The runner is chosen as for a run of many rounds, and fewer are measured.
     method = parse("fedavg")
-    chosen = choose("auto", method, Task.build(method, federation), work.cohort, 1000, cores())
+    chosen = choose_runner("auto", method, Task.build(method, federation), work.cohort, 1000, count_cores())
     result = run(method, federation, eval_every=10**9, runner=chosen)
-    tell([record.seconds for record in result.rounds])
+    print_result([record.seconds for record in result.rounds])

@@ -14,7 +14,7 @@ from pfl.data.sampling import get_user_sampler
 from pfl.hyperparam import NNEvalHyperParams, NNTrainHyperParams
 from pfl.metrics import Weighted
 from pfl.model.pytorch import PyTorchModel
-from work import arguments, data, network, tell
+from work import build_network, draw_data, print_result, read_arguments
 
 
 class Network(torch.nn.Module):
@@ -44,14 +44,14 @@ class Clock(TrainingProcessCallback):
         return False, type(aggregate_metrics)()
 
 
-name, work, rounds = arguments()
-x, y = data(work)
+name, work, rounds = read_arguments()
+x, y = draw_data(work)
 np.random.seed(0)
 users = FederatedDataset(
     lambda user: Dataset(raw_data=[x[user], y[user]], user_id=user, metadata={}),
     get_user_sampler("random", list(range(work.clients))),
 )
-net = Network(network(work))
+net = Network(build_network(work))
 model = PyTorchModel(
     model=net,
     local_optimizer_create=torch.optim.SGD,
@@ -68,4 +68,4 @@ FederatedAveraging().run(
     model_eval_params=NNEvalHyperParams(local_batch_size=None),
     callbacks=[clock],
 )
-tell(clock.seconds)
+print_result(clock.seconds)

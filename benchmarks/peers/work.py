@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Work:
+    """A federation, its model, and how a client trains."""
+
     clients: int
-    samples: int  # a client
-    cohort: int  # clients a round
+    samples: int  # per client
+    cohort: int  # clients per round
     epochs: int
     batch: int
     shape: tuple[int, ...]
@@ -33,14 +35,14 @@ WORK = {
 }
 
 
-def data(work: Work) -> tuple[Tensor, Tensor]:
+def draw_data(work: Work) -> tuple[Tensor, Tensor]:
     """Samples and labels of all clients, `[clients, samples, ...]`."""
     draw = torch.Generator().manual_seed(0)
     x = torch.randn(work.clients, work.samples, *work.shape, generator=draw)
     return x, torch.randint(0, 10, (work.clients, work.samples), generator=draw)
 
 
-def network(work: Work) -> nn.Module:
+def build_network(work: Work) -> nn.Module:
     """Logistic regression, a perceptron 784-200-200-10, or McMahan's convolutional network (1,663,370 parameters)."""
     torch.manual_seed(0)
     if work.model == "linear":
@@ -48,12 +50,13 @@ def network(work: Work) -> nn.Module:
     if work.model == "mlp":
         return nn.Sequential(nn.Linear(784, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU(), nn.Linear(200, 10))
     return nn.Sequential(
-        nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(1, 32, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(3136, 512), nn.ReLU(), nn.Linear(512, 10),
     )  # fmt: skip
 
 
-def operations(work: Work) -> float:
+def count_operations(work: Work) -> float:
     """Floating-point operations of the matrix products of one round: forward, gradient of weights, gradient of inputs.
 
     The first layer needs no gradient of its inputs.
@@ -66,12 +69,12 @@ def operations(work: Work) -> float:
     return float(per_sample) * work.cohort * work.samples * work.epochs
 
 
-def arguments() -> tuple[str, Work, int]:
+def read_arguments() -> tuple[str, Work, int]:
     """The name of the work and the number of rounds to measure, from the command line."""
     return sys.argv[1], WORK[sys.argv[1]], int(sys.argv[2])
 
 
-def tell(seconds: list[float]) -> None:
-    """The result of a script: the seconds of each round, without the first, which pays for the start."""
+def print_result(seconds: list[float]) -> None:
+    """Print the result of a script: the seconds of each round, without the first, which pays for the start."""
     kept = seconds[1:]
     print(json.dumps({"seconds": kept, "median": statistics.median(kept)}))

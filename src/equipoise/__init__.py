@@ -1,50 +1,77 @@
-"""Equipoise: fair federated learning. One shared model across data owners, and no owner left behind."""
+"""Equipoise: fair federated learning. One shared model across data owners, and no owner left behind.
 
-from equipoise import methods
-from equipoise.data import Client, Federation, Protocol, load_federation
-from equipoise.engine.checkpoints import Checkpoints
-from equipoise.engine.checks import Checks
-from equipoise.engine.guard import Guard
-from equipoise.engine.loop import Run, run
-from equipoise.method import Method, parse, plugins, register
-from equipoise.models import Staged, build_model
-from equipoise.rounds.server import Aggregated, aggregate, client_round, server_round
-from equipoise.runs.loading import Loaded, load
-from equipoise.study.comparison import Comparison, compare
-from equipoise.training import Training
-from equipoise.types import EquipoiseError, EquipoiseWarning, Layout, Outputs
+Everything that a user needs by name is here; what the author of a method needs is in `equipoise.method`. Names are imported
+when they are first used, so that `import equipoise` and `equipoise --help` do not wait for PyTorch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from equipoise import methods as methods
+    from equipoise.data import Client as Client
+    from equipoise.data import Federation as Federation
+    from equipoise.data import Protocol as Protocol
+    from equipoise.data import load_federation as load_federation
+    from equipoise.engine import Checkpoints as Checkpoints
+    from equipoise.engine import Checks as Checks
+    from equipoise.engine import Guard as Guard
+    from equipoise.engine import Run as Run
+    from equipoise.engine import run as run
+    from equipoise.errors import EquipoiseError as EquipoiseError
+    from equipoise.errors import EquipoiseWarning as EquipoiseWarning
+    from equipoise.method import Method as Method
+    from equipoise.method import register as register
+    from equipoise.method.plugins import load_plugins as load_plugins
+    from equipoise.methods import parse as parse
+    from equipoise.models import Staged as Staged
+    from equipoise.models import build_model as build_model
+    from equipoise.rounds import Aggregated as Aggregated
+    from equipoise.rounds import aggregate as aggregate
+    from equipoise.rounds import client_round as client_round
+    from equipoise.rounds import server_round as server_round
+    from equipoise.runs import Loaded as Loaded
+    from equipoise.runs import load as load
+    from equipoise.runs import save as save
+    from equipoise.study.comparison import Comparison as Comparison
+    from equipoise.study.comparison import compare as compare
+    from equipoise.training import Training as Training
+    from equipoise.types import Layout as Layout
+    from equipoise.types import Outputs as Outputs
 
 __version__ = "0.1.0"
 
-plugins.load_named()
+_HOMES = {
+    "data": ("Client", "Federation", "Protocol", "load_federation"),
+    "engine": ("Checkpoints", "Checks", "Guard", "Run", "run"),
+    "errors": ("EquipoiseError", "EquipoiseWarning"),
+    "method": ("Method", "register"),
+    "method.plugins": ("load_plugins",),
+    "methods": ("parse",),
+    "models": ("Staged", "build_model"),
+    "rounds": ("Aggregated", "aggregate", "client_round", "server_round"),
+    "runs": ("Loaded", "load", "save"),
+    "study.comparison": ("Comparison", "compare"),
+    "training": ("Training",),
+    "types": ("Layout", "Outputs"),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
-__all__ = [
-    "Aggregated",
-    "Checkpoints",
-    "Checks",
-    "Client",
-    "Comparison",
-    "EquipoiseError",
-    "EquipoiseWarning",
-    "Federation",
-    "Guard",
-    "Layout",
-    "Loaded",
-    "Method",
-    "Outputs",
-    "Protocol",
-    "Run",
-    "Staged",
-    "Training",
-    "aggregate",
-    "build_model",
-    "client_round",
-    "compare",
-    "load",
-    "load_federation",
-    "methods",
-    "parse",
-    "register",
-    "run",
-    "server_round",
-]
+__all__ = [*sorted(_HOME_OF), "methods"]
+
+
+def __getattr__(name: str) -> object:
+    if name == "methods":
+        return importlib.import_module("equipoise.methods")
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'equipoise' has no attribute {name!r}")
+    importlib.import_module("equipoise.methods")  # so that every method has its name, whatever is used first
+    found = getattr(importlib.import_module(f"equipoise.{_HOME_OF[name]}"), name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

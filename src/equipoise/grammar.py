@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
-from equipoise.types import EquipoiseError
+from equipoise.errors import EquipoiseError
 
 Built = TypeVar("Built")
 Value = object  # a Python literal
@@ -43,10 +43,10 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     return f" Did you mean `{close[0]}`?" if close else ""
 
 
-def list_of(words: Sequence[str], most: int = 5) -> str:
+def join_words(words: Sequence[str], most: int = 5) -> str:
     """Some words for a message, and how many more there are.
 
-    >>> list_of(["a", "b", "c"], 2)
+    >>> join_words(["a", "b", "c"], 2)
     'a, b and 1 more'
     """
     shown = ", ".join(words[:most])
@@ -150,16 +150,16 @@ class Entry(Generic[Built]):
                 raise EquipoiseError(
                     f"`{self.name}` has no parameter `{name}`.{did_you_mean(name, self.parameters)} Its parameters: {known}."
                 )
-        return {name: fitted(value, hints[name], f"{self.name}({name})") for name, value in arguments.items()}
+        return {name: fit_to_type(value, hints[name], f"{self.name}({name})") for name, value in arguments.items()}
 
 
-def fitted(value: Value, kind: object, where: str) -> Value:
+def fit_to_type(value: Value, kind: object, where: str) -> Value:
     """`value` as the annotation `kind` wants it (an int may stand for a float), or an error that says what is wanted."""
     origin, options = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         for option in sorted(options, key=lambda o: o is not type(None)):  # None first: the error is the other's
             try:
-                return fitted(value, option, where)
+                return fit_to_type(value, option, where)
             except EquipoiseError as error:
                 mistake = error
         raise mistake if len([o for o in options if o is not type(None)]) == 1 else _unfit(value, kind, where)
@@ -170,7 +170,7 @@ def fitted(value: Value, kind: object, where: str) -> Value:
         raise EquipoiseError(f"{where} must be one of {', '.join(map(repr, options))}. Found {value!r}.{hint}")
     if origin is tuple:
         if isinstance(value, (list, tuple)):
-            return tuple(fitted(item, options[0], where) for item in value)
+            return tuple(fit_to_type(item, options[0], where) for item in value)
         raise _unfit(value, kind, where)
     if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
@@ -195,7 +195,7 @@ def require(condition: bool, parameter: str, rule: str, value: Value) -> None:
 
     >>> require(False, "tau", "between 0 and 1", 1.5)
     Traceback (most recent call last):
-    equipoise.types.EquipoiseError: Parameter `tau` must be between 0 and 1. Found tau=1.5.
+    equipoise.EquipoiseError: Parameter `tau` must be between 0 and 1. Found tau=1.5.
     """
     if not condition:
         raise EquipoiseError(f"Parameter `{parameter}` must be {rule}. Found {parameter}={value!r}.")

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtr, stdtrit
-from torch import Tensor
 
 Values = Sequence[float] | NDArray[np.float64]  # one a client
 
@@ -51,16 +50,17 @@ def figures(values: Sequence[float]) -> Figures:
     return Figures(float(array.mean()), std(values), std(values, 1), float(array.min()), float(array.max()))
 
 
-def auc(margins: Tensor, y: Tensor) -> float:
+def auc(margins: Values, y: NDArray[np.int64] | Sequence[int]) -> float:
     """The area under the ROC curve: how often a sample of class 1 has a larger margin than one of class 0 (ties count half).
 
-    >>> auc(Tensor([0.1, 0.4, 0.4, 0.8]), Tensor([0, 0, 1, 1]))
+    >>> auc([0.1, 0.4, 0.4, 0.8], [0, 0, 1, 1])
     0.875
     """
-    _, place, counts = margins.double().unique(return_inverse=True, return_counts=True)
-    ranks = (counts.cumsum(0) - (counts - 1).double() / 2)[place]  # equal margins share the mean of their ranks
-    ones = int((y == 1).sum())
-    return float((ranks[y == 1].sum() - ones * (ones + 1) / 2) / (ones * (len(y) - ones)))
+    labels = np.asarray(y)
+    _, place, counts = np.unique(np.asarray(margins, dtype=np.float64), return_inverse=True, return_counts=True)
+    ranks = (counts.cumsum() - (counts - 1) / 2)[place]  # equal margins share the mean of their ranks
+    ones = int((labels == 1).sum())
+    return float((ranks[labels == 1].sum() - ones * (ones + 1) / 2) / (ones * (len(labels) - ones)))
 
 
 # --------------------------------------------------------------------------- one formula each, with its definition

@@ -1,4 +1,8 @@
-"""The eight roles. A part is a frozen dataclass that plays one of them: parameters as fields, state in, state out."""
+"""The eight roles. A part is a frozen dataclass that plays one of them: parameters as fields, state in, state out.
+
+What a part may say about itself, beyond what it computes, are its *capabilities*: properties and hooks with a safe default,
+which any method of a user's own can use as well. `docs/new_method.md` shows each of them.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +31,9 @@ from equipoise.types import (
     Weighed,
 )
 
-Mark = Literal["private", "personal"]  # never leaves the client; uploaded, mixed for each client, and sent back
+# `private`: never leaves the client. `personal`: uploaded as the report `types.PERSONAL`, mixed by a `share` part, and sent
+# back to each client as its own row.
+Mark = Literal["private", "personal"]
 Phase = Literal["start", "probe", "train"]
 # Which model is scored: with the client's own tensors; with their mean over all clients, or over those of its domain; the
 # shared tensors alone, where they make a model.
@@ -52,27 +58,40 @@ class Part:
         return ()
 
     @property
-    def keeps_updates(self) -> bool:
-        """Whether the part's state holds rows of the round's updates: a runner must then not reuse their memory."""
-        return False
+    def remembers(self) -> str:
+        """What the server keeps of each single client between rounds for this part, in words; nothing by default.
+
+        It is what a data owner is told: see `docs/privacy.md`.
+        """
+        return ""
+
+    @property
+    def name(self) -> str:
+        """How the part is spoken of: its class in small letters, `distance_weigh`."""
+        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__).lower()
 
     @property
     def key(self) -> str:
-        """The name under which this part's state is kept, and under which it is spoken of."""
-        return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__).lower()
+        """Under which its state is kept, `weigh.distance_weigh`: parts of two roles never share a state."""
+        return f"{self.role}.{self.name}"
 
 
 class Beginning(NamedTuple):
-    """What a client part may use in the phase `start`, for several clients at once."""
+    """What a client part may use before a client's first round, for several clients at once."""
 
     clients: Sequence[int]
     received: Received  # the model as first received (its private tensors too), the same for all
-    alone: Callable[[int, Sequence[str], Callable[[Tensor], bool]], dict[str, Tensor]]
-    # (epochs, splits, stop) -> each client's loss on each split after every epoch of training alone from the run's first
-    # model, with one optimiser, [m, epochs]; NaN once `stop(curve of the training loss)` has said so
+    train_alone: Callable[[int, Sequence[str], Callable[[Tensor], bool]], dict[str, Tensor]]
+    """(epochs, splits, stop) -> each client's loss on each split after every epoch of training alone, `[m, epochs]`.
+
+    Every client trains the run's first model with one optimizer; a loss is NaN once `stop`, which sees the curve of the
+    client's training loss up to then, has said so.
+    """
 
 
 class ClientPart(Part):
+    """A part that a client plays, and that may keep tensors at the client from round to round."""
+
     def start(self, beginning: Beginning) -> list[Tensors]:
         """The state of each client before its first round."""
         return [{} for _ in beginning.clients]
@@ -82,12 +101,10 @@ class Wrap(Part):
     """Adds modules to the model, and says which tensors stay with the client or are mixed for it."""
 
     role = "wrap"
-    order: ClassVar[int] = (
-        1  # wraps go on in this order: 0 changes layers, 1 adds modules, 2 and 3 go round the whole model
-    )
-    leaves_global: ClassVar[bool] = (
-        False  # clients have models of their own, and the shared tensors alone make one, too
-    )
+    order: ClassVar[int] = 1
+    """Wraps go on in this order: 0 changes layers, 1 adds modules, 2 and 3 go round the whole model."""
+    leaves_global: ClassVar[bool] = False
+    """Whether clients have models of their own while the shared tensors alone make a model, too."""
 
     @property
     def scores(self) -> Scored:
@@ -136,7 +153,7 @@ class Term(ClientPart):
     def force(self, received: Received, states: ClientState) -> Tensors:
         """What is added to the gradient of the tensors it names, together with `pull` times the tensor itself, after `scale`.
 
-        It is asked for once a round. A penalty whose gradient is `pull * x + force` is much quicker here than as a loss.
+        It is asked for once per round. A penalty whose gradient is `pull * x + force` is much quicker here than as a loss.
         """
         return {}
 
@@ -145,7 +162,7 @@ class Term(ClientPart):
         return gradients
 
     def finish(self, trained: Trained) -> Tensors:
-        """This part's state after the round."""
+        """This part's state after the round: tensors of the same names and shapes every time."""
         return trained.states.get(self.key, {})
 
 
@@ -153,8 +170,10 @@ class Report(ClientPart):
     """What a client sends besides its update. `gives` names the reports."""
 
     role = "reports"
-    stacks: ClassVar[bool] = True  # False: cannot be vectorised over clients, and is called for one at a time
-    evaluates: ClassVar[bool] = True  # whether it runs a model
+    stacks: ClassVar[bool] = True
+    """False: it cannot be vectorised over clients, and is called for one at a time."""
+    runs_model: ClassVar[bool] = True
+    """Whether it passes samples through a model; where it does not, padding costs nothing."""
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -170,25 +189,38 @@ class Shape(Part):
     role = "shape"
 
     @property
-    def takes_buffers(self) -> bool:
-        """Whether buffers go through the rule as further columns (FedHEAL as released)."""
+    def includes_buffers(self) -> bool:
+        """Whether averaged buffers (running statistics) go through the whole rule as further columns of the updates."""
         return False
+
+    def measure_consistency(self, state: State) -> Tensor | None:
+        """From what this part remembers: of every parameter of every client the share of rounds in which its update had its
+        more frequent sign, from 0.5 to 1. `--keep consistency` keeps it for a plot."""
+        return None
 
     def __call__(self, round: Round, state: State) -> Shaped:
         raise NotImplementedError
 
 
 class Weigh(Part):
-    """One weight a client."""
+    """One weight per client."""
 
     role = "weigh"
-    rank: ClassVar[int] = 2  # 0: the default, 1: a host's plain choice, 2: explicit. In a sum the higher rank wins.
-    simplex: ClassVar[bool] = True  # the weights are non-negative and sum to one
-    positive: ClassVar[bool] = True  # the weights are non-negative
+    rank: ClassVar[int] = 2
+    """0: the default, 1: a host's plain choice, 2: explicit. In a sum the higher rank wins."""
+
+    @property
+    def is_convex(self) -> bool:
+        """Whether the weights are non-negative and sum to one: buffers are then averaged with them, too."""
+        return True
+
+    @property
+    def is_non_negative(self) -> bool:
+        return True
 
     @property
     def gives(self) -> tuple[str, ...]:
-        return ("non-negative weights",) if self.positive else ()
+        return ("non-negative weights",) if self.is_non_negative else ()
 
     def raw(self, reports: Reports) -> Tensor | None:
         """Weights before they are divided by their sum, when each follows from its client's reports alone; else None.
@@ -206,7 +238,8 @@ class Merge(Part):
 
     role = "merge"
     rank: ClassVar[int] = 2
-    weighs: ClassVar[bool] = True  # False: it finds weights of its own, and those of `weigh` serve buffers alone
+    uses_weights: ClassVar[bool] = True
+    """False: it finds weights of its own, and those of `weigh` serve buffers alone."""
 
     def __call__(self, round: Round, weights: Tensor) -> Merged:
         raise NotImplementedError
@@ -216,16 +249,14 @@ class Step(Part):
     """Edits the direction that is added to the model."""
 
     role = "step"
-    last: ClassVar[bool] = False  # it looks at the direction as it is in the end, whatever the order of a sum
+    comes_last: ClassVar[bool] = False
+    """It looks at the direction as it is in the end, whatever the order of a sum."""
+    reads_updates: ClassVar[bool] = True
+    """Whether it looks at `round.updates` or `round.reported`. False lets the server keep a sum instead of single updates."""
 
     @property
-    def streams(self) -> bool:
-        """Whether the part looks at the direction alone, and not at single updates."""
-        return False
-
-    @property
-    def evaluates(self) -> str | None:
-        """In words, the other iterate that this part gives to be scored."""
+    def scored_iterate(self) -> str | None:
+        """In words, the other iterate that this part gives to be scored (`Stepped.evaluated`)."""
         return None
 
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
@@ -236,6 +267,8 @@ class Share(Part):
     """What goes down beside the model next round, from the reports and the next model."""
 
     role = "share"
+    reads_updates: ClassVar[bool] = True
+    """As for a step."""
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -247,3 +280,20 @@ class Share(Part):
 
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
         raise NotImplementedError
+
+
+SLOTS: dict[str, type[Part]] = {kind.role: kind for kind in (Wrap, Term, Report, Shape, Weigh, Merge, Step, Share)}
+SINGLE = ("weigh", "merge")  # roles with one part; the others are chains of any number
+
+
+def is_at_least_as_specific(part: Part, hook: str, other: str) -> bool:
+    """Whether a part's class defines `hook` where it defines `other`, or in a class derived from there.
+
+    A shortcut (`Weigh.raw`) speaks for the rule (`__call__`) only then: who derives from a part and overrides the rule alone
+    must not be bypassed by the shortcut of the class above.
+    """
+
+    def depth(name: str) -> int:
+        return next(i for i, kind in enumerate(type(part).__mro__) if name in vars(kind))
+
+    return depth(hook) <= depth(other)

@@ -70,10 +70,10 @@ def uniform(shape: Sequence[int], *path: int | str) -> Tensor:
     return torch.rand(tuple(shape), generator=generator(*path))
 
 
-def participants(available: Sequence[int], count: int, seed: int, round: int) -> list[int]:
+def draw_participants(available: Sequence[int], count: int, seed: int, round: int) -> list[int]:
     """The clients of one round, in ascending order: the same for every method of a comparison.
 
-    >>> participants([0, 1, 2], 3, seed=0, round=7)
+    >>> draw_participants([0, 1, 2], 3, seed=0, round=7)
     [0, 1, 2]
     """
     if count >= len(available):
@@ -82,7 +82,7 @@ def participants(available: Sequence[int], count: int, seed: int, round: int) ->
     return sorted(available[i] for i in chosen.tolist())
 
 
-def initialised(build: Callable[[], Built], *path: int | str) -> Built:
+def build_from_seed(build: Callable[[], Built], *path: int | str) -> Built:
     """Call a builder that draws from torch's global generator, and leave that generator as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(*path))

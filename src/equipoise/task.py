@@ -25,13 +25,23 @@ from equipoise.models.noise import hand_in_noise
 from equipoise.models.pixels import store_by_pixel
 from equipoise.roles import Mark, Wrap
 from equipoise.training import Training
-from equipoise.types import EquipoiseError, Factored, Layout, Outputs, Samples, Server, Setting, Tensors
+from equipoise.types import (
+    PERSONAL_LOGITS,
+    VIEW,
+    EquipoiseError,
+    Factored,
+    Layout,
+    Outputs,
+    Samples,
+    Server,
+    Setting,
+    Tensors,
+)
 
 Mode = Literal["train", "single", "eval", "eval single"]
 BufferPolicy = Literal["average", "local", "drop"]
 ModelSource = str | nn.Module | Callable[[], nn.Module]
 EVALUATION_BATCH = 1024
-PERSONAL_LOGITS = "personal logits"  # in `Outputs.extra`: of a personal model that stands beside the global one
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,7 +50,7 @@ class Task:
 
     federation: Federation
     training: Training
-    modules: Mapping[Mode, nn.Module]  # one structure a mode, all with the same tensors
+    modules: Mapping[Mode, nn.Module]  # one structure per mode, all with the same tensors
     layout: Layout  # of the shared parameters
     personal: Layout  # parameters that the server mixes for each client
     private: frozenset[str]  # parameters that stay with the client
@@ -67,7 +77,7 @@ class Task:
         device: str | torch.device = "cpu",
     ) -> Task:
         """Wrap the model as the method asks, and sort its tensors into shared, personal and private ones."""
-        if method.pooled:
+        if method.is_pooled:
             federation = federation.pooled()
         network = _built(model or federation.protocol.model, federation, seed)
         network = hand_in_noise(network)
@@ -88,7 +98,7 @@ class Task:
         values = {name: b.detach().clone() for name, b in network.named_buffers() if name not in noise}
         private = frozenset(name for name in params if marks.get(name) == "private")
         policies = {n: "local" if n in marks else _policy(n, buffers) for n in values}
-        settings = (training or federation.protocol.training).demanded(method.training)
+        settings = (training or federation.protocol.training).change_as_demanded(method.training)
         settings.check_with(params)
         place = torch.device(device)
         if place.type != "cpu":
@@ -203,9 +213,9 @@ class Task:
             out = self.apply(stored, buffers, images)
             main = out.extra.get(PERSONAL_LOGITS, out.logits) if personal else out.logits
             views = {"accuracy": main} | {
-                f"accuracy of {name.removeprefix('view ')}": logits
+                f"accuracy of {name.removeprefix(VIEW)}": logits
                 for name, logits in out.extra.items()
-                if name.startswith("view ")
+                if name.startswith(VIEW)
             }
             for name, logits in views.items():
                 found.setdefault(name, []).append((logits.argmax(1) == y).float())
@@ -220,11 +230,11 @@ def _built(model: ModelSource, federation: Federation, seed: int) -> nn.Module:
         return build_model(model, federation.input_shape, len(federation.classes), seed)
     if isinstance(model, nn.Module):
         return copy.deepcopy(model)
-    return seeds.initialised(model, seed, "model")
+    return seeds.build_from_seed(model, seed, "model")
 
 
 def _wrapped(network: nn.Module, wrap: Wrap, classes: int, example: Tensor, seed: int) -> nn.Module:
-    return seeds.initialised(lambda: wrap(network, classes, example), seed, "wrap", wrap.key)
+    return seeds.build_from_seed(lambda: wrap(network, classes, example), seed, "wrap", wrap.name)
 
 
 def _tried(network: nn.Module, example: Tensor) -> object:
@@ -298,6 +308,6 @@ def _modes(network: nn.Module, policies: Mapping[str, BufferPolicy]) -> dict[Mod
     return {"train": train, "single": single, "eval": evaluation, "eval single": single_evaluation}
 
 
-def stacked(tensors: Tensors, count: int) -> Tensors:
+def stack_copies(tensors: Tensors, count: int) -> Tensors:
     """The same tensors for each of `count` clients, without copying them."""
     return {name: value.expand(count, *value.shape) for name, value in tensors.items()}

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, get_args, get_type_hints
 
 import torch
 from torch import Tensor
 
-from equipoise.grammar import Value, did_you_mean, require
-from equipoise.types import EquipoiseError
+from equipoise.errors import EquipoiseError
+from equipoise.grammar import Mistakes, Value, did_you_mean, fit_to_type, require
 
-# Optimisers that treat every entry by itself, so that the tensors of many clients can be stacked into one.
+# Optimizers that treat every entry by itself, so that the tensors of many clients can be stacked into one.
 ELEMENTWISE = frozenset(
     {"SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adagrad", "Adadelta", "RMSprop", "ASGD", "Rprop"}
 )
@@ -22,7 +22,7 @@ ELEMENTWISE = frozenset(
 
 @dataclass(frozen=True)
 class Training:
-    """Local training: a fresh optimiser each round, over `epochs` of the data or over a number of `steps`."""
+    """Local training: a fresh optimizer each round, over `epochs` of the data or over a number of `steps`."""
 
     epochs: int = 1
     steps: int | None = None  # when given, it counts instead of the epochs
@@ -41,7 +41,7 @@ class Training:
         require(0 <= self.momentum < 1, "momentum", "at least 0 and below 1", self.momentum)
         require(self.weight_decay >= 0, "weight_decay", "at least 0", self.weight_decay)
         require(self.clip is None or self.clip > 0, "clip", "above 0, or None", self.clip)
-        known = optimisers()
+        known = list_optimizers()
         if self.optimizer not in known:
             exact = {name.lower(): name for name in known}.get(self.optimizer.lower())
             if exact is None:
@@ -50,30 +50,32 @@ class Training:
         if self.momentum and "momentum" not in inspect.signature(known[self.optimizer]).parameters:
             raise EquipoiseError(f"{self.optimizer} has no momentum. Found momentum={self.momentum}: set it to 0.")
 
-    def demanded(self, demands: Iterable[tuple[str, Value]]) -> Training:
+    def change_as_demanded(self, demands: Iterable[tuple[str, Value]]) -> Training:
         """With what a method demands (FedSGD: one full-batch step)."""
         return replace(self, **dict(demands))  # type: ignore[arg-type]
 
     @property
-    def plain(self) -> bool:
+    def is_plain_sgd(self) -> bool:
         """Stochastic gradient descent, with momentum or without."""
         return self.optimizer == "SGD"
 
     @property
     def stacks(self) -> bool:
-        """Whether the optimiser can run on the stacked tensors of many clients."""
+        """Whether the optimizer can run on the stacked tensors of many clients."""
         return self.optimizer in ELEMENTWISE
 
     def check_with(self, params: Mapping[str, Tensor]) -> None:
-        """Refuse an optimiser that cannot train these parameters (Muon wants matrices only)."""
+        """Refuse an optimizer that cannot train these parameters (Muon wants matrices only)."""
         try:
-            self.optimiser([value.detach()[None].requires_grad_() for value in params.values()] or [torch.zeros(1)])
+            self.build_optimizer(
+                [value.detach()[None].requires_grad_() for value in params.values()] or [torch.zeros(1)]
+            )
         except (ValueError, TypeError) as error:
             raise EquipoiseError(f"{self.optimizer} cannot train this model: {error}") from None
 
-    def optimiser(self, tensors: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """A fresh optimiser of these settings."""
-        kind = optimisers()[self.optimizer]
+    def build_optimizer(self, tensors: Iterable[Tensor]) -> torch.optim.Optimizer:
+        """A fresh optimizer of these settings."""
+        kind = list_optimizers()[self.optimizer]
         options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
         accepted = inspect.signature(kind).parameters
         if self.momentum:
@@ -82,8 +84,8 @@ class Training:
 
 
 @functools.cache
-def optimisers() -> dict[str, type[torch.optim.Optimizer]]:
-    """The optimisers of torch that need nothing but gradients."""
+def list_optimizers() -> dict[str, type[torch.optim.Optimizer]]:
+    """The optimizers of torch that need nothing but gradients."""
     return {
         name: kind
         for name, kind in vars(torch.optim).items()
@@ -92,3 +94,22 @@ def optimisers() -> dict[str, type[torch.optim.Optimizer]]:
         and kind is not torch.optim.Optimizer
         and name not in {"LBFGS", "SparseAdam"}
     }
+
+
+def check_training_changes(
+    given: Mapping[str, object], mistakes: Mistakes, place: Callable[[str], str] = lambda _: ""
+) -> dict[str, Any]:
+    """The settings of a local training that are given, each looked at by itself."""
+    hints, names, found = get_type_hints(Training), [one.name for one in fields(Training)], {}
+    for name, value in given.items():
+        with mistakes.noted(place(name)):
+            if name not in names:
+                known = ", ".join(names)
+                raise EquipoiseError(f"A training has no `{name}`.{did_you_mean(name, names)} Known: {known}.")
+            optional = type(None) in get_args(hints[name])
+            wanted = None if value == "full" and optional else fit_to_type(value, hints[name], name)
+            Training(**{name: wanted})  # type: ignore[arg-type]
+            found[name] = wanted
+    if "epochs" in found and "steps" not in found:
+        found["steps"] = None  # otherwise the data set's own number of steps would win
+    return found

@@ -1,34 +1,34 @@
-"""Every noun of the library on one page. Nothing here computes; `updates.py` and `round.py` do."""
+"""Every noun of the library on one page. Nothing here computes; `updates.py` and the two halves of a round do."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from equipoise.updates import Updates
+from equipoise.errors import EquipoiseError as EquipoiseError
+from equipoise.errors import EquipoiseWarning as EquipoiseWarning
+from equipoise.updates import Updates
 
+Rows = TypeVar("Rows", Tensor, Updates)
 Tensors = dict[str, Tensor]  # named tensors: parameters or buffers, as in a state dict
-
-
-class EquipoiseError(ValueError):
-    """A mistake that the user can mend. The message names the parameter, the value and the fix."""
-
-
-class EquipoiseWarning(UserWarning):
-    """Something that a reader of the results should know."""
 
 
 # --------------------------------------------------------------------------- what models return, how they are laid out
 class Outputs(NamedTuple):
-    """What a model returns for one batch. `extra` is for what a wrap adds (F2DC's decoupled features, for example)."""
+    """What a model returns for one batch. `extra` is for what a wrap adds (F2DC's decoupled features, for example).
+
+    Two kinds of entries of `extra` mean something to everybody. `extra[PERSONAL_LOGITS]` are those of a personal model that
+    a wrap keeps beside the global one: they are scored where the method scores personal models. `extra["view NAME"]` are
+    logits of another way to look at the same model: its accuracy is recorded as `accuracy of NAME`.
+    """
 
     logits: Tensor  # [batch, classes]
     features: Tensor  # [batch, width], what the head sees
@@ -36,6 +36,9 @@ class Outputs(NamedTuple):
     layers: tuple[Tensor, ...] = ()  # the feature map behind every stage
     extra: Mapping[str, Tensor] = {}
 
+
+PERSONAL_LOGITS = "personal logits"
+VIEW = "view "
 
 # Linear layer -> (delta [m, batch, out], inputs [m, batch, in]): the gradient of `name.weight` is delta' inputs, that of
 # `name.bias` is delta summed over the batch.
@@ -112,7 +115,7 @@ class Layout:
 
 
 class PerClient(Mapping[int, Tensor]):
-    """One tensor a client, by client id, and a default for a client that has none yet.
+    """One tensor per client, by client id, and a default for a client that has none yet.
 
     Immutable: `put` gives a new value that shares the rows it did not change.
     """
@@ -152,15 +155,52 @@ class PerClient(Mapping[int, Tensor]):
         return PerClient({int(c): self._rows[int(c)] for c in clients}, self.default)
 
 
-State = dict[str, "Tensor | PerClient"]  # what one server part remembers between rounds
+class State(dict[str, "Tensor | PerClient"]):
+    """What one server part remembers between rounds, by name. Empty before its first round."""
+
+    def rows(self, name: str, default: Tensor | None = None) -> PerClient:
+        """What is kept under this name per client; `default` stands for clients that have no row yet.
+
+        >>> State(seen=PerClient({3: torch.tensor(2)})).rows("seen")[3], len(State().rows("seen"))
+        (tensor(2), 0)
+        """
+        found = self.get(name, PerClient())
+        if not isinstance(found, PerClient):
+            raise TypeError(f"`{name}` is one tensor for all clients: ask for state.tensor({name!r}).")
+        return found if default is None else PerClient(found, default)
+
+    def tensor(self, name: str, default: Tensor | None = None) -> Tensor:
+        """The tensor kept under this name, or the default before there is one."""
+        found = self.get(name, default)
+        if not isinstance(found, Tensor):
+            kind = (
+                "one row per client: ask for state.rows"
+                if isinstance(found, PerClient)
+                else "not there yet: give a default"
+            )
+            raise TypeError(f"`{name}` is {kind}.")
+        return found
+
+
+Remembered = Mapping[str, "Tensor | PerClient"]  # what a server part gives back to be remembered
 ClientState = dict[str, Tensors]  # what one client keeps between rounds: part key -> named tensors
-Shared = dict[str, "Tensor | PerClient"]  # what goes down beside the model: the same for all, or one row a client
+Shared = dict[str, "Tensor | PerClient"]  # what goes down beside the model: the same for all, or one row per client
+PERSONAL = (
+    "personal"  # under this name personal tensors (see `roles.Mark`) are reported, and sent back as one row per client
+)
 
 
-# --------------------------------------------------------------------------- reports: a closed table, one definition each
+# --------------------------------------------------------------------------- reports: one table, one definition each
 class Definition(NamedTuple):
-    shape: str
+    """What a report means, and how far it is believed."""
+
+    shape: str  # m clients, G shared parameters, P personal ones, C classes, F features; any other letter is any size
     meaning: str
+    is_loss: bool = False  # never negative, and refused where it is far above the cohort's
+    drives_weight: bool = False  # a client that reports more of it counts more: a guard limits it
+    length_power: int = (
+        0  # 1: refused where it is far longer than the cohort's; 2: the same for squares, which spread wider
+    )
 
     @property
     def axes(self) -> list[str]:
@@ -169,19 +209,61 @@ class Definition(NamedTuple):
 
 REPORTS: dict[str, Definition] = {
     "samples": Definition("[m]", "training samples of the client"),
-    "loss": Definition("[m]", "mean cross-entropy of the *received* model on the training data, eval mode"),
-    "loss_local": Definition("[m]", "mean base loss over the samples of the local steps, while the model moves"),
-    "loss_trained": Definition("[m]", "mean cross-entropy of the *trained* model on the training data, eval mode"),
-    "gap": Definition("[m]", "loss of the received model minus the client's own optimal loss, on EAGLE's split"),
-    "fisher": Definition("[m, G]", "diagonal of the empirical Fisher matrix at the trained model, eval mode"),
+    "loss": Definition(
+        "[m]", "mean cross-entropy of the *received* model on the training data, eval mode",
+        is_loss=True, drives_weight=True,
+    ),
+    "loss_local": Definition(
+        "[m]", "mean base loss over the samples of the local steps, while the model moves",
+        is_loss=True, drives_weight=True,
+    ),
+    "loss_trained": Definition(
+        "[m]", "mean cross-entropy of the *trained* model on the training data, eval mode",
+        is_loss=True, drives_weight=True,
+    ),
+    "gap": Definition(
+        "[m]", "loss of the received model minus the client's own optimal loss, on EAGLE's split", drives_weight=True
+    ),
+    "fisher": Definition(
+        "[m, G]", "diagonal of the empirical Fisher matrix at the trained model, eval mode", length_power=2
+    ),
     "class_counts": Definition("[m, C]", "training samples of each class"),
-    "prototypes": Definition("[m, C, F]", "mean feature of each class, trained model, training data (zero where none)"),
+    "prototypes": Definition(
+        "[m, C, F]", "mean feature of each class, trained model, training data (zero where none)", length_power=1
+    ),
     "prototype_counts": Definition("[m, C]", "samples behind each prototype (zero: the prototype is missing)"),
-    "control": Definition("[m, G]", "change of the client's control variate"),
-    "steps": Definition("[m]", "local optimiser steps that were done"),
-    "personal": Definition("[m, P]", "the client's personal tensors after training, as one row"),
-}
+    "control": Definition("[m, G]", "change of the client's control variate", length_power=1),
+    "steps": Definition("[m]", "local optimizer steps that were done"),
+    "personal": Definition("[m, P]", "the client's personal tensors after training, as one row", length_power=1),
+}  # fmt: skip
+OWN_REPORTS = frozenset(REPORTS)
 Reports = dict[str, Tensor]  # names of the table above -> values stacked over the round's clients
+
+
+def define_report(
+    name: str,
+    shape: str,
+    meaning: str,
+    *,
+    is_loss: bool = False,
+    drives_weight: bool = False,
+    length_power: int = 0,
+) -> None:
+    """Add a report of your own to the table, so that parts can give and need it, and answers are checked by it.
+
+    Call it where the part that gives it is defined. `Definition` says what each argument means.
+
+    >>> define_report("entropy", "[m]", "mean entropy of the received model's predictions")
+    >>> REPORTS.pop("entropy").axes
+    ['m']
+    """
+    if name in OWN_REPORTS:
+        raise EquipoiseError(f"`{name}` is a report of Equipoise: {REPORTS[name].meaning}. Give yours another name.")
+    if not name.isidentifier():
+        raise EquipoiseError(f"A report's name is one word of letters, digits and _. Found {name!r}.")
+    if not re.fullmatch(r"\[m(, [A-Z])*\]", shape):
+        raise EquipoiseError(f"The shape of a report is such as '[m]' or '[m, G]', clients first. Found {shape!r}.")
+    REPORTS[name] = Definition(shape, meaning, is_loss, drives_weight, length_power)
 
 
 # --------------------------------------------------------------------------- what travels
@@ -205,6 +287,7 @@ class Replies:
     updates: Tensor | None = None  # [m, G], local minus global
     buffers: Tensors = field(default_factory=dict)  # [m, ...]
     total: Tensor | None = None  # [G], instead of the updates their sum with raw weights
+    is_lent: bool = False  # whether the updates' memory will be written over: what is kept of them must be copied
 
     @classmethod
     def join(cls, parts: Sequence[Replies]) -> Replies:
@@ -321,16 +404,27 @@ class Setting(NamedTuple):
     personal: Layout | None = None  # of the tensors that are mixed for each client
 
 
-class Round(NamedTuple):
+@dataclass(frozen=True)
+class Round:
     """What every server part receives."""
 
     theta: Tensor  # [G], the model that the clients received
-    reported: Tensor  # [m, G], local minus global, as it came
-    updates: Updates  # the same as the `shape` parts before left it
     clients: tuple[int, ...]  # ids of the m clients
     reports: Reports
     round: int  # counted from 0
     setting: Setting
+    reported_rows: Tensor | None = None  # [m, G], local minus global, as they came; None: only their sum is there
+    shaped_rows: Updates | None = None  # the same as the `shape` parts before left it
+
+    @property
+    def updates(self) -> Updates:
+        """The round's updates, as the `shape` parts before left them."""
+        return _there(self.shaped_rows)
+
+    @property
+    def reported(self) -> Tensor:
+        """`[m, G]`, local minus global, as they came."""
+        return _there(self.reported_rows)
 
     def known(self, name: str, who: str) -> float:
         """A value of the setting that `who` cannot do without."""
@@ -340,14 +434,24 @@ class Round(NamedTuple):
         return float(value)
 
 
+def _there(rows: Rows | None) -> Rows:
+    if rows is None:
+        raise EquipoiseError(
+            "There are no single updates here: every part of the method says that it does not read them, so they were "
+            "summed up as they came, or this is a probe before training. Let the part that wants them say "
+            "`reads_updates = True`."
+        )
+    return rows
+
+
 class Shaped(NamedTuple):
     updates: Updates
-    state: State = {}
+    state: Remembered = {}
 
 
 class Weighed(NamedTuple):
     weights: Tensor  # [m], any divisor inside
-    state: State = {}
+    state: Remembered = {}
     figures: Mapping[str, Tensor] = {}  # where the weights came from, [m] or []: they go into the records
     warning: str | None = None
 
@@ -359,13 +463,13 @@ class Merged(NamedTuple):
 
 class Stepped(NamedTuple):
     direction: Tensor  # [G]
-    state: State = {}
+    state: Remembered = {}
     evaluated: Tensor | None = None  # [G], when another iterate than the next theta is to be scored
 
 
 class Sent(NamedTuple):
     shared: Shared
-    state: State = {}
+    state: Remembered = {}
 
 
 @dataclass(frozen=True)
@@ -373,7 +477,7 @@ class Memory:
     """What the server's parts remember between rounds. Part key -> named values."""
 
     round: int = 0
-    parts: Mapping[str, State] = field(default_factory=dict)
+    parts: Mapping[str, Remembered] = field(default_factory=dict)
     shared: Shared = field(default_factory=dict)  # goes down with the next broadcast
 
 

@@ -6,17 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
-from equipoise.data.catalogue import is_path, load_federation
-from equipoise.data.own import own
-from equipoise.data.tables import Schema
+from equipoise.cli.screens import screen
+from equipoise.errors import EquipoiseError
 from equipoise.grammar import split_list
-from equipoise.types import EquipoiseError
 
 app = typer.Typer(help="Take a method to real sites, with Flower.", no_args_is_help=True)
-screen = Console(highlight=False)
 
 
 @app.command()
@@ -36,7 +32,7 @@ def init(
     seed: Annotated[int, typer.Option(help="seed of everything random")] = 0,
     model: Annotated[str | None, typer.Option(help="a model [default: the data's]")] = None,
     lr: Annotated[float | None, typer.Option(help="local learning rate [default: the data's]")] = None,
-    epochs: Annotated[int | None, typer.Option(help="local epochs a round [default: the data's]")] = None,
+    epochs: Annotated[int | None, typer.Option(help="local epochs per round [default: the data's]")] = None,
     schema: Annotated[Path | None, typer.Option(help="schema.json that the sites agreed on")] = None,
     label: Annotated[str | None, typer.Option(help="label column [default: label]")] = None,
     ignore: Annotated[str | None, typer.Option(help="columns to leave out, separated by commas")] = None,
@@ -56,6 +52,9 @@ def init(
     ] = "none",
 ) -> None:
     """Write a small Flower app. It runs in Flower's simulation engine and, unchanged, on a SuperLink with SuperNodes."""
+    from equipoise.data.catalogue import is_path, load_federation
+    from equipoise.data.own import own
+    from equipoise.data.tables import Schema
     from equipoise.flower.deploy import write_app
     from equipoise.flower.plan import Plan
 

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from equipoise.data import load_federation
+from equipoise.cli.screens import say_notes, screen
+from equipoise.errors import EquipoiseError
 from equipoise.grammar import did_you_mean
-from equipoise.metrics import figures
-from equipoise.runs.loading import evaluate as evaluated
-from equipoise.runs.loading import load
-from equipoise.runs.records import find, read, read_all
-from equipoise.types import EquipoiseError
 
 Folders = Annotated[list[Path], typer.Argument(help="run folders, or folders that hold them")]
-screen = Console(highlight=False)
-errors = Console(stderr=True, highlight=False)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to the command line."""
-    for command in (report, plot, runs, evaluate):
-        app.command()(command)
 
 
 def report(
@@ -35,10 +21,11 @@ def report(
     out: Annotated[Path, typer.Option("-o", "--out", help="the page; tables go beside it")] = Path("report.html"),
 ) -> None:
     """One page that shows who gained and who paid, with tables for papers beside it."""
+    from equipoise.runs.reading import read_all
     from equipoise.study.report.page import write
 
     found, wrong = read_all(runs)
-    _say(wrong)
+    say_notes(wrong)
     for path in write(found, out, wrong):
         screen.print(f"Written: {path}", soft_wrap=True)
 
@@ -49,24 +36,25 @@ def plot(
     out: Annotated[Path, typer.Option("-o", "--out", help="folder of the pictures")] = Path("plots"),
 ) -> None:
     """The report's plots as PDF and PNG, for papers."""
-    from equipoise.study.report.paper import save
-    from equipoise.study.report.plots import PLOTS, partitions
-    from equipoise.study.report.study import studies
+    from equipoise.runs.reading import read_all
+    from equipoise.study.report.paper import save_chart
+    from equipoise.study.report.plots import PLOTS, draw_partitions
+    from equipoise.study.report.study import group_studies
 
-    kinds = (*PLOTS, partitions.__name__)
+    kinds = (*PLOTS, "partitions")
     if kind not in (*kinds, "all"):
         raise EquipoiseError(
             f"There is no plot `{kind}`.{did_you_mean(kind, kinds)} Known: {', '.join((*kinds, 'all'))}."
         )
     found, wrong = read_all(runs)
-    _say(wrong)
-    groups = studies(found)
-    charts = {partitions.__name__: partitions(groups)} if kind in ("all", partitions.__name__) else {}
+    say_notes(wrong)
+    groups = group_studies(found)
+    charts = {"partitions": draw_partitions(groups)} if kind in ("all", "partitions") else {}
     for number, study in enumerate(groups):
         for name in PLOTS if kind == "all" else {kind} & set(PLOTS):
             charts[name if number == 0 else f"{name}-{number + 1}"] = PLOTS[name](study)
     for stem, chart in charts.items():
-        for path in save(chart, out / stem) if chart else ():
+        for path in save_chart(chart, out / stem) if chart else ():
             screen.print(f"Drawn: {path}", soft_wrap=True)
     if not any(charts.values()):
         raise EquipoiseError(f"These runs do not hold what `{kind}` needs. docs/report.md says what that is.")
@@ -74,9 +62,11 @@ def plot(
 
 def runs(folders: Annotated[list[Path] | None, typer.Argument(help="where to look [default: runs]")] = None) -> None:
     """The run folders that there are, and how far each came."""
+    from equipoise.runs.reading import find_runs, read
+
     table = Table("run", "data", "method", "seed", "rounds", "status", title="Runs", title_justify="left")
     wrong = []
-    for place in find(folders or [Path("runs")]):
+    for place in find_runs(folders or [Path("runs")]):
         try:
             run = read(place)
         except EquipoiseError as error:
@@ -94,7 +84,7 @@ def runs(folders: Annotated[list[Path] | None, typer.Argument(help="where to loo
         )
         table.add_row(*map(escape, cells))
     screen.print(table)
-    _say(wrong)
+    say_notes(wrong)
 
 
 def evaluate(
@@ -102,8 +92,12 @@ def evaluate(
     data: Annotated[str, typer.Argument(help="a data set, or your own data")],
 ) -> None:
     """What a trained model gives every client of other data."""
+    from equipoise.data import load_federation
+    from equipoise.metrics import figures
+    from equipoise.runs.loading import load, measure
+
     trained = load(run)
-    found = evaluated(trained, load_federation(data))
+    found = measure(trained, load_federation(data))
     title = f"{trained.manifest['method']} on {data}"
     table = Table("domain", "client", "samples", "accuracy", "loss", title=escape(title), title_justify="left")
     for one in found:
@@ -113,8 +107,3 @@ def evaluate(
     screen.print(table)
     f = figures([100 * one.accuracy for one in found])
     screen.print(f"AVG {f.avg:.1f}  STD {f.std:.1f} (ddof 0)  MIN {f.min:.1f}")
-
-
-def _say(texts: Sequence[str]) -> None:
-    for text in texts:
-        errors.print(f"[yellow]Note:[/] {escape(text)}", soft_wrap=True)

@@ -28,9 +28,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from equipoise.data.images import in_colour, resized
-from equipoise.grammar import list_of
-from equipoise.types import EquipoiseError
+from equipoise.data.images import add_colour, resize
+from equipoise.errors import EquipoiseError
+from equipoise.grammar import join_words
 
 FORMAT = 1  # a change of what is stored makes old pools unreadable
 CHUNK = 1024  # images that are decoded before they are written
@@ -54,7 +54,7 @@ class Pictures(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Part:
+class PictureSet:
     """Images that belong together (a split of a domain, say), read only when no pool holds them yet."""
 
     name: str
@@ -74,14 +74,14 @@ class Pool:
     notes: tuple[str, ...]  # what was done to the images
 
 
-def cache_folder() -> Path:
+def find_cache_folder() -> Path:
     """`EQUIPOISE_CACHE`, or `equipoise` in the user's cache folder."""
     own = os.environ.get("EQUIPOISE_CACHE")
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(own).expanduser() if own else Path(home) / "equipoise"
 
 
-def pool(name: str, parts: Sequence[Part], size: int | None = None, skip_bad: bool = False) -> Pool:
+def open_pool(name: str, parts: Sequence[PictureSet], size: int | None = None, skip_bad: bool = False) -> Pool:
     """The images of all parts as squares of `size` pixels, grey if all of them are and in colour otherwise.
 
     Without a size, images that are all alike stay as they are, and others become squares of 32 pixels. `skip_bad` leaves
@@ -90,7 +90,7 @@ def pool(name: str, parts: Sequence[Part], size: int | None = None, skip_bad: bo
     settings = (FORMAT, name, size, skip_bad, [part.name for part in parts])
     paths = [str(path.resolve()) for part in parts for path in part.files]
     key = hashlib.sha256(repr((settings, paths)).encode()).hexdigest()[:12]
-    place = cache_folder() / "pools" / f"{re.sub(r'[^A-Za-z0-9.]+', '_', name)[:40]}-{key}"
+    place = find_cache_folder() / "pools" / f"{re.sub(r'[^A-Za-z0-9.]+', '_', name)[:40]}-{key}"
     stamp = _stamp(parts)
     found = _opened(place, stamp)
     if found is None:
@@ -101,7 +101,7 @@ def pool(name: str, parts: Sequence[Part], size: int | None = None, skip_bad: bo
     return found
 
 
-def _stamp(parts: Sequence[Part]) -> str:
+def _stamp(parts: Sequence[PictureSet]) -> str:
     """What the source files looked like: another stamp, another pool."""
     files = [(path, path.stat()) for part in parts for path in part.files]
     facts = [(str(path), status.st_size, status.st_mtime_ns) for path, status in files]
@@ -127,7 +127,7 @@ def _opened(place: Path, stamp: str) -> Pool | None:
     return Pool(torch.from_numpy(pixels), torch.from_numpy(labels), parts, about["digest"], tuple(about["notes"]))
 
 
-def _write(place: Path, parts: Sequence[Part], size: int | None, skip_bad: bool, stamp: str) -> None:
+def _write(place: Path, parts: Sequence[PictureSet], size: int | None, skip_bad: bool, stamp: str) -> None:
     loaded = {part.name: part.load() for part in parts}
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -183,7 +183,7 @@ def _fill(folder: Path, loaded: Mapping[str, Pictures], size: int | None, skip_b
             labels.append(y)
     y = np.concatenate(labels)
     if not (y != UNREAD).any():
-        raise EquipoiseError(f"There is not one readable image in {list_of(list(loaded))}.")
+        raise EquipoiseError(f"There is not one readable image in {join_words(list(loaded))}.")
     np.save(folder / "y.npy", y)
     digest.update(y.data)
     return {
@@ -271,10 +271,10 @@ def _alike(
         batch = torch.stack([image for i in members if (image := chunk[i]) is not None])
         if channels < shape[0]:
             changed["coloured"][origin] += len(members)
-            batch = in_colour(batch)
+            batch = add_colour(batch)
         if tuple(sides) != shape[1:]:
             changed["enlarged" if min(sides) < shape[1] else "reduced"][origin] += len(members)
-            batch = resized(batch, shape[1])
+            batch = resize(batch, shape[1])
         whole[members] = batch
     return whole
 
@@ -285,7 +285,7 @@ def _notes(changed: Mapping[str, Counter[str]], bad: Sequence[str], size: str) -
         "reduced": f"Images larger than {size} were reduced to it",
         "coloured": "Grey images were given three channels",
     }
-    notes = [f"{words[what]}: {list_of(list(counts))}." for what, counts in changed.items() if counts]
+    notes = [f"{words[what]}: {join_words(list(counts))}." for what, counts in changed.items() if counts]
     if bad:
-        notes.append(f"Left out, because they cannot be read: {len(bad)} images ({list_of(bad)}).")
+        notes.append(f"Left out, because they cannot be read: {len(bad)} images ({join_words(bad)}).")
     return notes

@@ -25,8 +25,8 @@ from equipoise.data.sets.office_caltech import office_caltech
 from equipoise.data.sets.pacs import pacs
 from equipoise.data.sets.scanners import scanners
 from equipoise.data.sources import Source
+from equipoise.errors import EquipoiseError
 from equipoise.grammar import Call, Entry, Registry, parse_one
-from equipoise.types import EquipoiseError
 
 DATASETS: Registry[Federation] = Registry("dataset")
 NAMED = re.compile(r"\s*([A-Za-z_][\w-]*)\s*(\(.*\))?\s*", re.DOTALL)  # a name, with arguments perhaps
@@ -37,10 +37,10 @@ def _register(function: Callable[..., Federation], reference: str) -> None:
     DATASETS[name] = Entry(name, function, (function.__doc__ or "").strip().split("\n")[0], reference)
 
 
-def presets(name: str) -> tuple[str, ...]:
+def list_presets(name: str) -> tuple[str, ...]:
     """The presets of a data set.
 
-    >>> presets("pacs")
+    >>> list_presets("pacs")
     ('cpu', 'fedequilibria', 'f2dc')
     """
     entry = DATASETS.get(_plain_name(name))
@@ -48,9 +48,9 @@ def presets(name: str) -> tuple[str, ...]:
     return tuple(map(str, get_args(hint)))
 
 
-def availability(name: str) -> str:
+def say_availability(name: str) -> str:
     """Whether the files of a data set are there, in a word or two."""
-    sources = sources_of(name)
+    sources = list_sources(name)
     missing = [source for source in sources if not source.is_here]
     if not sources:
         return "none needed" if name != "own" else ""
@@ -59,7 +59,7 @@ def availability(name: str) -> str:
     return ", ".join(f"{source.title}: {source.otherwise}" for source in missing)
 
 
-def sources_of(name: str) -> tuple[Source, ...]:
+def list_sources(name: str) -> tuple[Source, ...]:
     """Where the files of a data set come from, as its module says."""
     module = sys.modules[DATASETS[name].function.__module__]
     return tuple(getattr(module, "NEEDS", ()))
@@ -96,10 +96,10 @@ def is_path(text: str) -> bool:
     return "/" in text or os.sep in text or Path(text).suffix in TABLES or Path(text).exists()
 
 
-def with_options(text: str, options: Mapping[str, object]) -> str:
+def add_options(text: str, options: Mapping[str, object]) -> str:
     """Own data together with the options of the command line, as one text that `load_federation` reads.
 
-    >>> with_options("./table.csv", {"label": "ill", "client": None})
+    >>> add_options("./table.csv", {"label": "ill", "client": None})
     "own(path='./table.csv', label='ill')"
     """
     given = {name: value for name, value in options.items() if value}
@@ -125,4 +125,5 @@ def load_federation(text: str) -> Federation:
     data = entry.function(**entry.check(dict(call.arguments)))
     if entry.function is own:  # where somebody's files lie is not for records, which are passed on
         return data
-    return replace(data, arguments=", ".join(f"{name}={value!r}" for name, value in call.arguments))
+    arguments = ", ".join(f"{name}={value!r}" for name, value in call.arguments)
+    return replace(data, arguments=arguments, dataset=entry.name)

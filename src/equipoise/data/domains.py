@@ -10,15 +10,15 @@ import torch
 from torch import Tensor
 
 from equipoise import seeds
-from equipoise.data.cache import Part, pool
+from equipoise.data.cache import PictureSet, open_pool
 from equipoise.data.federation import Client, Federation, Protocol
-from equipoise.data.files import image_files
+from equipoise.data.files import find_images
 from equipoise.data.images import IMAGENET, Images
 from equipoise.data.partitions import of_domain, stratified
 from equipoise.data.sources import Source, folder_part, trains
 from equipoise.training import Training
 
-Domains = Mapping[str, tuple[Part, Part]]  # domain -> its training and its test images
+Domains = Mapping[str, tuple[PictureSet, PictureSet]]  # domain -> its training and its test images
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Preset:
 
 
 def momentum_sgd(lr: float, batch: int, epochs: int) -> Training:
-    """The optimiser that the three papers share."""
+    """The optimizer that the three papers share."""
     return Training(lr=lr, batch=batch, epochs=epochs, momentum=0.9, weight_decay=1e-5)
 
 
-def domain_federation(
+def build_domain_federation(
     name: str,
     classes: Sequence[str],
     domains: Domains,
@@ -53,7 +53,7 @@ def domain_federation(
 
     `complete`: every client sees every class. `sizes` are those of the complete data: whatever differs is said.
     """
-    images = pool(name, [part for pair in domains.values() for part in pair], preset.size)
+    images = open_pool(name, [part for pair in domains.values() for part in pair], preset.size)
     clients, partial = [], []
     for domain, (train_part, test_part) in domains.items():
         train, test = images.parts[train_part.name], images.parts[test_part.name]
@@ -99,7 +99,7 @@ def objects(source: Source, domains: Sequence[str], classes: Sequence[str]) -> D
     """The parts of each domain: Parquet files, or image folders by class that are split as in the papers."""
     found = {}
     for domain in domains:
-        folder = next((p / domain for p in source.places() if image_files(p / domain)), None)
+        folder = next((p / domain for p in source.places() if find_images(p / domain)), None)
         if folder:
             train = folder_part(f"{domain}/train", folder, classes, trains)
             test = folder_part(f"{domain}/test", folder, classes, lambda i: not trains(i))

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from equipoise import seeds
 from equipoise.data import partitions
+from equipoise.errors import EquipoiseError
 from equipoise.grammar import require
 from equipoise.training import Training
-from equipoise.types import EquipoiseError
 
 Split = Literal["train", "validation", "test"]
 Arrays = tuple["Tensor | ArrayLike", "Tensor | ArrayLike"]  # samples [n, ...] and labels [n]
@@ -56,7 +56,7 @@ class Protocol:
 class Preparation:
     """Raw samples -> what the model sees. This one does nothing; image data sets normalise and augment.
 
-    `draws` uniform numbers a sample come from the seed and drive the augmentation, so that it does not depend on the
+    `draws` uniform numbers per sample come from the seed and drive the augmentation, so that it does not depend on the
     runner.
     """
 
@@ -68,6 +68,10 @@ class Preparation:
 
     def evaluation(self, x: Tensor) -> Tensor:
         return x
+
+    def describe(self) -> dict[str, object] | None:
+        """What is needed to prepare samples for the trained model again, as JSON has it; None where that is nothing."""
+        return None
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +88,8 @@ class Federation:
     notes: tuple[str, ...] = ()  # what a reader of results must know (generated data, smaller settings)
     digest: str = ""  # hash of the pool, where it is known already: a large pool on disk need not be read for it
     schema: Mapping[str, object] | None = None  # of a table: its columns and their levels
-    elsewhere: bool = False  # the data are at the clients, and the pool only has their shape
+    is_elsewhere: bool = False  # the data are at the clients, and the pool only has their shape
+    dataset: str = ""  # the library's name for these data; a user's own have none, whatever they are called
     arguments: str = ""  # of the data set, as its user wrote them: "alpha=0.1"
 
     def __post_init__(self) -> None:
@@ -103,7 +108,7 @@ class Federation:
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """The domains, in the order in which clients first show them. A federation without domains has one a client."""
+        """The domains, in the order in which clients first show them. A federation without domains has one per client."""
         return tuple(dict.fromkeys(client.domain or client.name for client in self.clients))
 
     def available(self, round: int) -> Sequence[int]:
@@ -144,20 +149,28 @@ class Federation:
         whole = torch.cat([client.train for client in self.clients]).cpu().numpy()
         return whole, np.concatenate([[0], np.cumsum(sizes)])
 
-    @property
+    @cached_property
+    def pool_digest(self) -> str:
+        """A hash of all samples and labels. Federations that are made of this one carry it on."""
+        if self.digest:
+            return self.digest
+        digest = hashlib.sha256(repr((tuple(self.x.shape), str(self.x.dtype))).encode())
+        for tensor in (self.x, self.y):
+            digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
+        return digest.hexdigest()
+
+    @cached_property
     def fingerprint(self) -> str:
         """A hash of the pool and of the partition: two runs with the same one saw the same data."""
-        digest = hashlib.sha256(repr((self.classes, tuple(self.x.shape), str(self.x.dtype), self.digest)).encode())
-        for tensor in () if self.digest else (self.x, self.y):
-            digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
+        digest = hashlib.sha256(repr((self.classes, self.pool_digest)).encode())
         digest.update(repr([(client.name, client.domain, client.joins) for client in self.clients]).encode())
         digest.update(self.partition.encode())
         return digest.hexdigest()[:16]
 
-    @property
+    @cached_property
     def partition(self) -> str:
         """A hash of who holds which samples alone."""
-        return partitions.fingerprint([c.split(name) for c in self.clients for name in get_args(Split)])
+        return partitions.hash_partition([c.split(name) for c in self.clients for name in get_args(Split)])
 
     # ------------------------------------------------------------------ other federations made of this one
     def with_validation(self, share: float = 0.2, seed: int = 0) -> Federation:
@@ -165,7 +178,8 @@ class Federation:
 
         A client with a single sample cannot: it validates on the sample it trains on.
         """
-        return replace(self, clients=tuple(_set_aside(client, share, seed) for client in self.clients))
+        clients = tuple(_set_aside(client, share, seed) for client in self.clients)
+        return replace(self, clients=clients, digest=self.pool_digest)
 
     def pooled(self) -> Federation:
         """One client that holds all training data: the reference `centralised`."""
@@ -223,16 +237,16 @@ class Federation:
         return cls(name, x, y, tuple(clients), class_names, protocol or Protocol())
 
 
-def divided_clients(
+def divide_clients(
     parts: Mapping[str, Tensor], shares: tuple[float, float, float], *path: int | str
 ) -> tuple[Client, ...]:
     """A client for each named part, whose samples are divided into training, validation and test ones."""
     return tuple(
-        Client(name, *partitions.three_ways(part, shares, *path, "split", name)) for name, part in parts.items()
+        Client(name, *partitions.split_three_ways(part, shares, *path, "split", name)) for name, part in parts.items()
     )
 
 
-def numbered(parts: Sequence[Tensor]) -> dict[str, Tensor]:
+def number_parts(parts: Sequence[Tensor]) -> dict[str, Tensor]:
     """Parts of clients that have no names of their own."""
     return {f"client {k}": part for k, part in enumerate(parts)}
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from equipoise.types import EquipoiseError
+from equipoise.errors import EquipoiseError
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
 TABLES = frozenset({".csv", ".tsv", ".parquet"})
@@ -49,11 +49,11 @@ def read_rows(path: Path) -> tuple[pa.Table, str | None]:
     if path.suffix.lower() != ".parquet":
         return read_table(path), None
     with _reading(path), pq.ParquetFile(path) as file:
-        images = image_column(file.schema_arrow.empty_table())
+        images = find_image_column(file.schema_arrow.empty_table())
         return file.read([name for name in file.schema_arrow.names if name != images]), images
 
 
-def shards(folder: Path, split: str) -> list[Path]:
+def find_shards(folder: Path, split: str) -> list[Path]:
     """The Parquet files of one split, `train-00000-of-00002.parquet` and so on; none missing."""
     found = sorted(folder.glob(f"{split}-*.parquet"))
     for path in found:
@@ -65,12 +65,12 @@ def shards(folder: Path, split: str) -> list[Path]:
     return found
 
 
-def image_files(folder: Path) -> list[Path]:
+def find_images(folder: Path) -> list[Path]:
     """All images below a folder, in the order of their names."""
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in IMAGES and path.is_file())
 
 
-def features(table: pa.Table) -> dict[str, Any]:
+def read_features(table: pa.Table) -> dict[str, Any]:
     """What the Hugging Face libraries wrote about the columns, if they did."""
     kept = (table.schema.metadata or {}).get(b"huggingface")
     try:
@@ -79,9 +79,9 @@ def features(table: pa.Table) -> dict[str, Any]:
         return {}
 
 
-def image_column(table: pa.Table) -> str | None:
+def find_image_column(table: pa.Table) -> str | None:
     """The column that holds encoded images, if there is one."""
-    for name, feature in features(table).items():
+    for name, feature in read_features(table).items():
         if isinstance(feature, dict) and feature.get("_type") == "Image" and name in table.column_names:
             return str(name)
     for field in table.schema:
@@ -91,7 +91,7 @@ def image_column(table: pa.Table) -> str | None:
     return None
 
 
-def encoded_images(table: pa.Table, column: str, path: Path) -> list[bytes | Path]:
+def list_images(table: pa.Table, column: str, path: Path) -> list[bytes | Path]:
     """The encoded images of a column. A row with a path instead of bytes points to a file beside the table."""
     found: list[bytes | Path] = []
     for number, value in enumerate(table[column].to_pylist()):
@@ -102,7 +102,7 @@ def encoded_images(table: pa.Table, column: str, path: Path) -> list[bytes | Pat
     return found
 
 
-def class_names(table: pa.Table, label: str) -> tuple[str, ...] | None:
+def list_class_names(table: pa.Table, label: str) -> tuple[str, ...] | None:
     """The names behind integer labels, where the file has them."""
-    names = features(table).get(label, {}).get("names")
+    names = read_features(table).get(label, {}).get("names")
     return tuple(map(str, names)) if names else None

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from equipoise import seeds
-from equipoise.data.cache import Part, Pictures
+from equipoise.data.cache import Pictures, PictureSet
 
 VERSION = "1"  # another one, and cached images are drawn again
 SIZE, CANVAS = 32, 64  # images are drawn at twice their size
@@ -25,7 +25,7 @@ FONTS = (
 CONTRAST = 70  # least difference of brightness between a digit and its background
 
 
-def drawn_digits(split: str, count: int, seed: int = 0) -> Part:
+def draw_digits(split: str, count: int, seed: int = 0) -> PictureSet:
     """Digits in many fonts, colours and slants, on backgrounds with clutter."""
 
     def load() -> Pictures:
@@ -33,7 +33,7 @@ def drawn_digits(split: str, count: int, seed: int = 0) -> Part:
         labels = [i % 10 for i in range(count)]
         return Pictures([_digit(label, draw) for label in labels], labels, lambda i: f"generated digit {i}")
 
-    return Part(f"generated/{split}", (), load, f"{VERSION} {count} {seed}")
+    return PictureSet(f"generated/{split}", (), load, f"{VERSION} {count} {seed}")
 
 
 def _generator(*path: int | str) -> np.random.Generator:
@@ -108,7 +108,7 @@ def _stamp(canvas: np.ndarray, text: str, across: int, colour: np.ndarray, draw:
     canvas += share * (colour.astype(np.float32) - canvas)
 
 
-def blended_digits(images: np.ndarray, labels: np.ndarray, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def blend_digits(images: np.ndarray, labels: np.ndarray, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Ambiguous images `[count, ...]`: two digits of different classes in one, labelled as either of them.
 
     Which of the two is a fair draw, so that nobody can do better than a half on them, but for the weight of the blend.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +19,8 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard d
 class Images(Preparation):
     """uint8 images `[n, channels, height, width]` -> normalised floats; in training cropped and flipped at random.
 
-    `mean` and `std` are in units of [0, 1], one a channel, or one a pixel. `pad` black pixels are put around an image before
-    a part of its own size is cut out; `flip` mirrors every other image.
+    `mean` and `std` are in units of [0, 1], one per channel, or one per pixel. `pad` black pixels are put around an image
+    before a part of its own size is cut out; `flip` mirrors every other image.
     """
 
     mean: Sequence[float] | Tensor = (0.0,)
@@ -33,21 +34,34 @@ class Images(Preparation):
 
     def training(self, x: Tensor, draws: Tensor) -> Tensor:
         if self.pad:
-            x = cropped(x, self.pad, draws[:, 0], draws[:, 1])
+            x = crop(x, self.pad, draws[:, 0], draws[:, 1])
         if self.flip:
-            x = flipped(x, draws[:, -1])
+            x = flip(x, draws[:, -1])
         return self.evaluation(x)
 
     def evaluation(self, x: Tensor) -> Tensor:
         mean, std = (self._shaped(value, x.device) for value in (self.mean, self.std))
         return x.float().mul_(1 / (255 * std)).sub_(mean / std)
 
+    def describe(self) -> dict[str, object]:
+        """Cropping and flipping belong to training alone, and are left out."""
+        plain = {
+            name: value.tolist() if isinstance(value, Tensor) else list(value)
+            for name, value in (("mean", self.mean), ("std", self.std))
+        }
+        return {"kind": "images", **plain}
+
     def _shaped(self, value: Sequence[float] | Tensor, device: torch.device) -> Tensor:
         tensor = torch.as_tensor(value, dtype=torch.float32, device=device)
         return tensor.view(-1, 1, 1) if tensor.dim() == 1 else tensor
 
 
-def cropped(x: Tensor, pad: int, across: Tensor, down: Tensor) -> Tensor:
+def rebuild_preparation(facts: Mapping[str, Any] | None) -> Preparation:
+    """The preparation that `describe` told of."""
+    return Images(torch.tensor(facts["mean"]), torch.tensor(facts["std"])) if facts else Preparation()
+
+
+def crop(x: Tensor, pad: int, across: Tensor, down: Tensor) -> Tensor:
     """Each image with `pad` black pixels around it, cut back to its size at a place that the draws from [0, 1) choose."""
     height, width = x.shape[-2:]
     windows = F.pad(x, (pad, pad, pad, pad)).unfold(2, height, 1).unfold(3, width, 1)
@@ -55,16 +69,16 @@ def cropped(x: Tensor, pad: int, across: Tensor, down: Tensor) -> Tensor:
     return windows[torch.arange(len(x), device=x.device), :, row, column]
 
 
-def flipped(x: Tensor, draw: Tensor) -> Tensor:
+def flip(x: Tensor, draw: Tensor) -> Tensor:
     """Each image mirrored where its draw from [0, 1) is below a half."""
     return torch.where((draw < 0.5).view(-1, 1, 1, 1), x.flip(-1), x)
 
 
-def in_colour(x: Tensor) -> Tensor:
+def add_colour(x: Tensor) -> Tensor:
     """Grey images with their channel three times; colour images as they are."""
     return x.expand(-1, 3, -1, -1) if x.shape[1] == 1 else x
 
 
-def resized(x: Tensor, size: int) -> Tensor:
+def resize(x: Tensor, size: int) -> Tensor:
     """uint8 images as squares of `size` pixels: linear interpolation, averaged over what becomes one pixel, as Pillow does."""
     return F.interpolate(x, (size, size), mode="bilinear", antialias=True)

@@ -13,17 +13,17 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from equipoise.data.cache import UNREAD, Part, Pictures, pool
-from equipoise.data.federation import Client, Federation, Preparation, Protocol, Split, numbered
-from equipoise.data.files import class_names
+from equipoise.data.cache import UNREAD, Pictures, PictureSet, open_pool
+from equipoise.data.federation import Client, Federation, Preparation, Protocol, Split, number_parts
+from equipoise.data.files import list_class_names
 from equipoise.data.images import Images
-from equipoise.data.partitions import by_id, three_ways
-from equipoise.data.partitions import partition as dealt
-from equipoise.data.pieces import Piece, find_pieces, site_pieces
-from equipoise.data.tables import Rows, Schema, as_text, encoded, infer_schema
-from equipoise.grammar import did_you_mean, list_of, require
+from equipoise.data.partitions import by_id, split_three_ways
+from equipoise.data.partitions import deal as dealt
+from equipoise.data.pieces import Piece, find_pieces, find_site_pieces
+from equipoise.data.tables import Rows, Schema, as_text, encode, infer_schema
+from equipoise.errors import EquipoiseError
+from equipoise.grammar import did_you_mean, join_words, require
 from equipoise.training import Training
-from equipoise.types import EquipoiseError
 
 SHARES = (0.6, 0.2, 0.2)  # training, validation and test, where the data has no test part of its own
 MOST_CLASSES = 1_000
@@ -66,7 +66,7 @@ def own(
     """
     require(image_size is None or image_size >= 1, "image_size", "at least 1", image_size)
     notes: list[str] = []
-    pieces = find_pieces(path, notes) if site is None else site_pieces(path, site, notes)
+    pieces = find_pieces(path, notes) if site is None else find_site_pieces(path, site, notes)
     fixed = Schema.read(Path(schema)) if schema else None
     target = label or (fixed.label if fixed else "label")
     y, classes = _labels(pieces, target, fixed)
@@ -75,7 +75,7 @@ def own(
     readable = torch.ones(len(y), dtype=torch.bool)
     digest = ""
     if all(piece.images for piece in pieces):
-        images = pool(f"own {Path(path).name}", _parts(pieces), image_size, skip_bad)
+        images = open_pool(f"own {Path(path).name}", _parts(pieces), image_size, skip_bad)
         x, digest, readable = images.x, images.digest, images.y != UNREAD
         notes += images.notes
         clients = _clients(holdings, y, readable, domains, seed)
@@ -99,7 +99,7 @@ def own(
     )
 
 
-def _parts(pieces: Sequence[Piece]) -> list[Part]:
+def _parts(pieces: Sequence[Piece]) -> list[PictureSet]:
     """The images of every piece, for the cache."""
 
     def load(piece: Piece) -> Pictures:
@@ -115,7 +115,7 @@ def _parts(pieces: Sequence[Piece]) -> list[Part]:
         return Pictures(images, [0] * len(images), name)
 
     names = [f"{piece.client or piece.files[0].stem}/{number}" for number, piece in enumerate(pieces)]
-    return [Part(name, piece.files, partial(load, piece)) for name, piece in zip(names, pieces, strict=True)]
+    return [PictureSet(name, piece.files, partial(load, piece)) for name, piece in zip(names, pieces, strict=True)]
 
 
 # --------------------------------------------------------------------------- labels, owners, domains
@@ -129,7 +129,7 @@ def _labels(pieces: Sequence[Piece], label: str, fixed: Schema | None) -> tuple[
         if label not in columns:
             raise EquipoiseError(
                 f"{place} has no label column `{label}`.{did_you_mean(label, columns)} Name it with --label. There "
-                f"are: {list_of(columns, 12)}."
+                f"are: {join_words(columns, 12)}."
             )
         values = piece.table[label].to_pylist()
         if None in values:
@@ -139,13 +139,13 @@ def _labels(pieces: Sequence[Piece], label: str, fixed: Schema | None) -> tuple[
             raise EquipoiseError(
                 f"Labels must be classes. Found {fraction} in column `{label}` of {place}: group such values first."
             )
-        names = class_names(piece.table, label)
+        names = list_class_names(piece.table, label)
         declared = declared or names
         texts += [names[v] if names and isinstance(v, int) and 0 <= v < len(names) else as_text(v) for v in values]
     classes = fixed.classes if fixed else declared or _in_order(set(texts))
     unknown = sorted(set(texts) - set(classes))
     if unknown:
-        raise EquipoiseError(f"Label {unknown[0]!r} is not one of the classes: {list_of(list(classes), 12)}.")
+        raise EquipoiseError(f"Label {unknown[0]!r} is not one of the classes: {join_words(list(classes), 12)}.")
     if len(set(texts)) < 2 and not fixed:  # with a schema these may be the rows of one site among others
         raise EquipoiseError(f"Every row has the label {texts[0]!r}: there is nothing to learn.")
     if len(classes) > MOST_CLASSES:
@@ -178,17 +178,17 @@ def _held(pieces: Sequence[Piece], column: str, path: str) -> list[Holding]:
         if column not in columns:
             raise EquipoiseError(
                 f"{piece.where} has no client column `{column}`.{did_you_mean(column, columns)} Name it with --client (there "
-                f'are: {list_of(columns, 12)}), or deal its rows out with --partition "dirichlet(clients=10, alpha=0.5)".'
+                f'are: {join_words(columns, 12)}), or deal its rows out with --partition "dirichlet(clients=10, alpha=0.5)".'
             )
         names = piece.table[column].to_pylist()
         if None in names:
             raise EquipoiseError(f"Row {names.index(None)} of {piece.where} has no client in column `{column}`.")
         for name, rows in by_id([as_text(value) for value in names]).items():
             found.append(Holding(name, piece, rows, start + rows))
-    return sorted(found, key=lambda holding: by_number(holding.client))
+    return sorted(found, key=lambda holding: order_by_number(holding.client))
 
 
-def by_number(name: str) -> list[tuple[int, str]]:
+def order_by_number(name: str) -> list[tuple[int, str]]:
     """A key that puts `site 10` behind `site 2`."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
@@ -197,7 +197,7 @@ def _dealt(pieces: Sequence[Piece], rule: str, y: Tensor) -> list[Holding]:
     """All rows together, dealt out by a rule."""
     found = []
     offsets = _offsets(pieces)
-    for name, part in numbered(dealt(rule, y)).items():
+    for name, part in number_parts(dealt(rule, y)).items():
         for piece, start, end in zip(pieces, offsets, offsets[1:], strict=False):
             mine = part[(part >= start) & (part < end)]
             if len(mine):
@@ -240,7 +240,7 @@ def _clients(
         train, validation, test = (torch.cat([empty, *parts[split]]) for split in ("train", "validation", "test"))
         if len(test) == 0 and len(train):
             shares = (SHARES[0], 0.0, SHARES[2]) if len(validation) else SHARES
-            train, aside, test = three_ways(train, shares, seed, "own", name, labels=y[train])
+            train, aside, test = split_three_ways(train, shares, seed, "own", name, labels=y[train])
             validation = torch.cat([validation, aside])
         clients.append(Client(name, train, validation, test, domains.get(name, "")))
     return tuple(clients)
@@ -261,14 +261,14 @@ def _features(
     x = torch.zeros(size, schema.width)
     for client in clients:
         rows, positions = together[client.name]
-        x[positions] = encoded(rows, schema, torch.isin(positions, client.train).nonzero()[:, 0])
+        x[positions] = encode(rows, schema, torch.isin(positions, client.train).nonzero()[:, 0])
     return schema, x
 
 
 def _rows(client: str, holdings: Sequence[Holding]) -> tuple[Rows, Tensor]:
     """All rows of one client as one table, and their positions."""
     tables = [h.piece.table.replace_schema_metadata().take(pa.array(h.rows.numpy())) for h in holdings]
-    where = list_of(list(dict.fromkeys(h.piece.where for h in holdings)), 2)
+    where = join_words(list(dict.fromkeys(h.piece.where for h in holdings)), 2)
     try:
         table = pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException:
@@ -294,7 +294,7 @@ def _remarks(clients: Sequence[Client], y: Tensor, classes: Sequence[str], holdi
     untested = [f"`{c.name}` ({where[c.name]})" for c in clients if len(c.test) == 0]
     notes = []
     if single:
-        notes.append(f"Clients with a single class to learn from: {list_of(single)}.")
+        notes.append(f"Clients with a single class to learn from: {join_words(single)}.")
     if untested:
-        notes.append(f"Clients with too few rows to test on, which get no score: {list_of(untested)}.")
+        notes.append(f"Clients with too few rows to test on, which get no score: {join_words(untested)}.")
     return notes

@@ -14,17 +14,17 @@ import torch
 from torch import Tensor
 
 from equipoise import seeds
+from equipoise.errors import EquipoiseError
 from equipoise.grammar import Entry, Registry, parse_one, require
-from equipoise.types import EquipoiseError
 
 Parts = list[Tensor]  # one index array a client
 ATTEMPTS = 100  # of a random partition that has to reach a smallest size
 
 
-def fingerprint(parts: Sequence[Tensor]) -> str:
+def hash_partition(parts: Sequence[Tensor]) -> str:
     """A hash of a partition: the same one says who held what, in which order.
 
-    >>> fingerprint([torch.tensor([0, 1])]) == fingerprint([torch.tensor([0]), torch.tensor([1])])
+    >>> hash_partition([torch.tensor([0, 1])]) == hash_partition([torch.tensor([0]), torch.tensor([1])])
     False
     """
     digest = hashlib.sha256()
@@ -169,7 +169,7 @@ def stratified(labels: Tensor, count: int, *path: int | str) -> Tensor:
     return torch.cat(chosen).sort().values
 
 
-def three_ways(
+def split_three_ways(
     index: Tensor, shares: tuple[float, float, float], *path: int | str, labels: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """One client's samples as training, validation and test parts; with `labels`, each class by itself.
@@ -177,7 +177,7 @@ def three_ways(
     The training part is never empty, and of few samples a test part comes before a validation part.
     """
     if labels is not None:
-        by_class = [three_ways(index[labels == c], shares, *path, c) for c in labels.unique().tolist()]
+        by_class = [split_three_ways(index[labels == c], shares, *path, c) for c in labels.unique().tolist()]
         train, validation, test = (torch.cat(parts).sort().values for parts in zip(*by_class, strict=True))
         return train, validation, test
     wanted = torch.tensor([shares[0], shares[2], shares[1]], dtype=torch.float64)
@@ -249,10 +249,10 @@ for _rule in (iid, dirichlet, shards, classes, quantity):
     PARTITIONS[_rule.__name__] = Entry(_rule.__name__, _rule, (_rule.__doc__ or "").split("\n")[0])
 
 
-def partition(text: str, labels: Tensor) -> Parts:
+def deal(text: str, labels: Tensor) -> Parts:
     """A partition from text such as `dirichlet(clients=10, alpha=0.1)`.
 
-    >>> [len(part) for part in partition("iid(clients=3)", torch.zeros(10))]
+    >>> [len(part) for part in deal("iid(clients=3)", torch.zeros(10))]
     [4, 3, 3]
     """
     call = parse_one(text, "partition")

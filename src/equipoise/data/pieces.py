@@ -10,10 +10,10 @@ from pathlib import Path
 import pyarrow as pa
 
 from equipoise.data.federation import Split
-from equipoise.data.files import IMAGES, TABLES, encoded_images, image_files, read_rows, read_table
-from equipoise.data.sources import downloads, hub_tables, store
-from equipoise.grammar import list_of
-from equipoise.types import EquipoiseError
+from equipoise.data.files import IMAGES, TABLES, find_images, list_images, read_rows, read_table
+from equipoise.data.sources import downloads, find_hub_tables, store
+from equipoise.errors import EquipoiseError
+from equipoise.grammar import join_words
 
 SPLITS: Mapping[str, Split] = {
     "train": "train", "training": "train", "validation": "validation", "valid": "validation", "val": "validation",
@@ -53,7 +53,7 @@ def find_pieces(path: str, notes: list[str]) -> list[Piece]:
             )
         pieces = _tables(tables, None) if tables else [p for folder in folders for p in _client_folder(folder, ignored)]
     if ignored:
-        notes.append(f"Ignored, because they are neither images nor tables, or empty: {list_of(ignored)}.")
+        notes.append(f"Ignored, because they are neither images nor tables, or empty: {join_words(ignored)}.")
     if not pieces:
         raise EquipoiseError(
             f"There is no data in `{root}`. Put one folder a client into it, with image folders by class, or a CSV or Parquet "
@@ -62,7 +62,7 @@ def find_pieces(path: str, notes: list[str]) -> list[Piece]:
     return pieces
 
 
-def site_pieces(path: str, site: str, notes: list[str]) -> list[Piece]:
+def find_site_pieces(path: str, site: str, notes: list[str]) -> list[Piece]:
     """What one client holds, in a folder or table of its own."""
     root = Path(path).expanduser()
     if not root.exists():
@@ -70,7 +70,9 @@ def site_pieces(path: str, site: str, notes: list[str]) -> list[Piece]:
     ignored: list[str] = []
     pieces = [_table(root, site, None)] if root.is_file() else _client_folder(root, ignored, site)
     if ignored:
-        notes.append(f"Ignored at `{site}`, because they are neither images nor tables, or empty: {list_of(ignored)}.")
+        notes.append(
+            f"Ignored at `{site}`, because they are neither images nor tables, or empty: {join_words(ignored)}."
+        )
     return pieces
 
 
@@ -79,7 +81,7 @@ def _from_hub(name: str) -> Path:
     place = downloads() / "hub" / re.sub(r"[/:]", "--", name)
     if not place.exists():
         hub, _, config = name.partition(":")
-        store(hub_tables(hub, config, f"There is no file or folder `{name}` here, either."), place)
+        store(find_hub_tables(hub, config, f"There is no file or folder `{name}` here, either."), place)
     return place
 
 
@@ -129,7 +131,7 @@ def _table(path: Path, client: str | None, split: Split | None) -> Piece:
 
     def load() -> Sequence[bytes | Path]:
         assert images is not None
-        return encoded_images(read_table(path), images, path)
+        return list_images(read_table(path), images, path)
 
     return Piece(f"`{path}`", (path,), client, split, table, load if images else None)
 
@@ -145,7 +147,7 @@ def _image_folders(
     files: list[Path] = []
     labels: list[str] = []
     for inner in classes:
-        found = image_files(inner)
+        found = find_images(inner)
         if not found:
             ignored.append(str(inner))
         files += found

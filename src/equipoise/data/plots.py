@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from equipoise.data.federation import Federation
-from equipoise.types import EquipoiseError
+from equipoise.errors import EquipoiseError
 
 SAMPLES = 6  # images shown of each domain
 MOST_NAMES = 40  # more clients than these get no names at their bars

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from equipoise.data.cache import pool
-from equipoise.data.federation import Federation, Protocol, divided_clients, numbered
+from equipoise.data.cache import open_pool
+from equipoise.data.federation import Federation, Protocol, divide_clients, number_parts
 from equipoise.data.images import Images
 from equipoise.data.partitions import shards
 from equipoise.data.sources import Source
@@ -23,14 +23,14 @@ class Shards:
     shares: tuple[float, float, float] = FEDFV
 
 
-def shard_federation(
+def build_shard_federation(
     name: str, source: Source, classes: Sequence[str], clients: int, preset: Shards, preparation: Images, seed: int
 ) -> Federation:
     """The training set sorted by class, cut into two shards a client, dealt at random."""
     part = source.part("train", classes)
-    images = pool(source.folder, [part])
+    images = open_pool(source.folder, [part])
     parts = shards(images.y, clients, 2, seed)
-    held = divided_clients(numbered(parts), preset.shares, seed, name)
+    held = divide_clients(number_parts(parts), preset.shares, seed, name)
     notes = (*([preset.protocol.note] if preset.protocol.note else []), *images.notes)
     return Federation(
         name, images.x, images.y, held, tuple(classes), preset.protocol, preparation, notes, images.digest

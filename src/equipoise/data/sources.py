@@ -18,16 +18,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from equipoise.data.cache import Part, Pictures, cache_folder
-from equipoise.data.files import class_names, encoded_images, image_column, image_files, read_table, shards
-from equipoise.types import EquipoiseError
+from equipoise.data.cache import Pictures, PictureSet, find_cache_folder
+from equipoise.data.files import find_image_column, find_images, find_shards, list_class_names, list_images, read_table
+from equipoise.errors import EquipoiseError
 
 VARIABLE = "EQUIPOISE_DATA"
 EXTRA = "`pip install '.[data]'` in a checkout of Equipoise"
 TEST_OF_TEN = 8  # the papers' split of a sorted list: of every ten images the first eight train
 
 
-def data_folder() -> Path | None:
+def find_data_folder() -> Path | None:
     """The folder that `EQUIPOISE_DATA` names, if it does."""
     named = os.environ.get(VARIABLE)
     if not named:
@@ -57,10 +57,10 @@ class Source:
     # ------------------------------------------------------------------ finding
     def places(self) -> list[Path]:
         """Where its files may lie: the data folder first, then what was downloaded."""
-        bases = [base for base in (data_folder(), downloads()) if base]
+        bases = [base for base in (find_data_folder(), downloads()) if base]
         return [base / self.folder for base in bases]
 
-    def part(self, split: str, classes: Sequence[str], name: str | None = None, domain: str = "") -> Part:
+    def part(self, split: str, classes: Sequence[str], name: str | None = None, domain: str = "") -> PictureSet:
         """The images of one split (of one domain), downloaded if they have to be."""
         files = self._files(split, domain)
         if not files:
@@ -68,10 +68,10 @@ class Source:
             files = self._files(split, domain)
         if not files:
             raise EquipoiseError(f"The download of {self.title} has no split `{split}`: {self.advice(split)}")
-        return Part(name or f"{self.folder}/{split}", tuple(files), partial(pictures_of, files, tuple(classes)))
+        return PictureSet(name or f"{self.folder}/{split}", tuple(files), partial(load_pictures, files, tuple(classes)))
 
     def _files(self, split: str, domain: str) -> list[Path]:
-        return next((found for place in self.places() if (found := shards(place / domain, split))), [])
+        return next((found for place in self.places() if (found := find_shards(place / domain, split))), [])
 
     @property
     def is_here(self) -> bool:
@@ -96,7 +96,7 @@ class Source:
         if self.addresses:
             fetch_files(self.addresses, downloads() / self.folder, otherwise)
         elif self.hub:
-            tables = hub_tables(self.hub, self.config, otherwise)
+            tables = find_hub_tables(self.hub, self.config, otherwise)
             keep = {split: table for split, table in tables.items() if split in self.splits}
             store(self.arranged(keep), downloads() / self.folder)
         else:
@@ -118,10 +118,10 @@ class Source:
 
 def downloads() -> Path:
     """Where downloaded data sets are kept."""
-    return cache_folder() / "downloads"
+    return find_cache_folder() / "downloads"
 
 
-def hub_tables(name: str, config: str, otherwise: str) -> dict[str, pa.Table]:
+def find_hub_tables(name: str, config: str, otherwise: str) -> dict[str, pa.Table]:
     """The splits of a data set on the Hugging Face hub. `otherwise` says what to do if that fails."""
     try:
         import datasets
@@ -185,26 +185,26 @@ def fetch_files(addresses: Sequence[str], folder: Path, otherwise: str) -> None:
 
 
 # --------------------------------------------------------------------------- images with labels
-def pictures_of(files: Sequence[Path], classes: tuple[str, ...]) -> Pictures:
+def load_pictures(files: Sequence[Path], classes: tuple[str, ...]) -> Pictures:
     """The images of Parquet files, with labels as positions in `classes`."""
     images: list[bytes | Path] = []
     labels: list[np.ndarray] = []
     names: list[str] = []
     for path in files:
         table = read_table(path)
-        column = image_column(table)
+        column = find_image_column(table)
         if column is None or "label" not in table.column_names:
             raise EquipoiseError(
                 f"`{path}` must have a column of images and a column `label`. Found: {', '.join(table.column_names)}."
             )
-        images += encoded_images(table, column, path)
+        images += list_images(table, column, path)
         labels.append(_positions(table, classes, path))
         names += [f"in row {row} of `{path}`" for row in range(len(table))]
     return Pictures(images, np.concatenate(labels), names.__getitem__)
 
 
 def _positions(table: pa.Table, classes: tuple[str, ...], path: Path) -> np.ndarray:
-    known = class_names(table, "label")
+    known = list_class_names(table, "label")
     values = table["label"].to_pylist()
     if known and set(known) == set(classes):  # the file may list the same classes in another order
         values = [
@@ -221,9 +221,9 @@ def _positions(table: pa.Table, classes: tuple[str, ...], path: Path) -> np.ndar
 
 def folder_part(
     name: str, folder: Path, classes: Sequence[str], chosen: Callable[[int], bool] = lambda i: True
-) -> Part:
+) -> PictureSet:
     """Images in one sub-folder a class; of the sorted list, those whose number is `chosen`."""
-    files = [path for i, path in enumerate(image_files(folder)) if chosen(i)]
+    files = [path for i, path in enumerate(find_images(folder)) if chosen(i)]
     unknown = sorted({path.relative_to(folder).parts[0] for path in files} - set(classes))
     if unknown:
         raise EquipoiseError(f"`{folder}` must have one folder a class ({', '.join(classes)}). Found `{unknown[0]}`.")
@@ -232,7 +232,7 @@ def folder_part(
         labels = [classes.index(path.relative_to(folder).parts[0]) for path in files]
         return Pictures(files, labels, lambda i: f"`{files[i]}`")
 
-    return Part(name, tuple(files), load)
+    return PictureSet(name, tuple(files), load)
 
 
 def trains(i: int) -> bool:

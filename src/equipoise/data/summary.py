@@ -5,14 +5,14 @@ from __future__ import annotations
 from rich.markup import escape
 from rich.table import Table
 
-from equipoise.data.catalogue import DATASETS, presets
+from equipoise.data.catalogue import DATASETS, list_presets
 from equipoise.data.federation import Federation
-from equipoise.grammar import list_of
+from equipoise.grammar import join_words
 
 SHOWN = 40  # clients that a table lists
 
 
-def client_table(data: Federation) -> Table:
+def draw_clients(data: Federation) -> Table:
     """Who holds how much."""
     table = Table(
         "client", "domain", "training", "validation", "test", "classes", title_justify="left",
@@ -27,16 +27,16 @@ def client_table(data: Federation) -> Table:
     return table
 
 
-def facts(data: Federation, name: str) -> list[str]:
+def list_facts(data: Federation, name: str) -> list[str]:
     """What it is made of and how it is trained. `name` is the text that it was loaded from."""
     protocol, training = data.protocol, data.protocol.training
     amount = f"{training.epochs} epochs" if training.steps is None else f"{training.steps} steps"
     batch = "full batch" if training.batch is None else f"batches of {training.batch}"
-    others = presets(name)
+    others = list_presets(name)
     entry = DATASETS.get(data.name)
     return [
         *([f"Source: {escape(entry.reference)}."] if entry else []),
-        f"Samples {'x'.join(map(str, data.input_shape))}, classes {escape(list_of(data.classes, 12))}.",
+        f"Samples {'x'.join(map(str, data.input_shape))}, classes {escape(join_words(data.classes, 12))}.",
         f"Protocol [bold]{protocol.name}[/]: {protocol.rounds} rounds, {100 * protocol.participation:.0f} % of the clients in "
         f"each, {amount}, {batch}, {training.optimizer} {training.lr}, model {escape(protocol.model)}."
         + (f" Presets: {', '.join(others)}." if others else ""),

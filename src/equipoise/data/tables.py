@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 import torch
 from torch import Tensor
 
-from equipoise.grammar import did_you_mean, list_of
-from equipoise.types import EquipoiseError
+from equipoise.errors import EquipoiseError
+from equipoise.grammar import did_you_mean, join_words
 
 MOST_LEVELS = 200  # a text column with more of them is hardly a category
 
@@ -74,7 +74,7 @@ class Rows:
         if name not in self.table.column_names:
             raise EquipoiseError(
                 f"There is no column `{name}` at {self}.{did_you_mean(name, self.table.column_names)} It has: "
-                f"{list_of(self.table.column_names, 12)}."
+                f"{join_words(self.table.column_names, 12)}."
             )
         return self.table[name]
 
@@ -152,7 +152,7 @@ def as_text(value: object) -> str:
 
 
 # --------------------------------------------------------------------------- features
-def encoded(rows: Rows, schema: Schema, train: Tensor) -> Tensor:
+def encode(rows: Rows, schema: Schema, train: Tensor) -> Tensor:
     """The features `[n, width]` of one client, whose training rows alone say how gaps are filled and numbers scaled.
 
     A number: the median where it is missing, then mean 0 and standard deviation 1. A category: one column a level, the most
@@ -194,7 +194,7 @@ def _category(rows: Rows, name: str, levels: tuple[str, ...], train: np.ndarray)
         if text is not None and text not in place:
             raise EquipoiseError(
                 f"Column `{name}` has the value {text!r} at {rows}, which is not one of the schema's levels: "
-                f"{list_of(list(levels), 12)}."
+                f"{join_words(list(levels), 12)}."
             )
     values = np.array([-1 if text is None else place[text] for text in texts])
     block = np.zeros((len(values), len(levels)))

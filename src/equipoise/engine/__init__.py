@@ -1,1 +1,10 @@
-"""A whole run."""
+"""A whole run: its settings, the loop over rounds, who computes it, how it survives, and what it comes to."""
+
+from equipoise.engine.checkpoints import Checkpoints
+from equipoise.engine.checks import Checks
+from equipoise.engine.guard import Guard
+from equipoise.engine.result import Rejection, RoundRecord, Run
+from equipoise.engine.settings import Settings
+from equipoise.engine.simulation import run
+
+__all__ = ["Checkpoints", "Checks", "Guard", "Rejection", "RoundRecord", "Run", "Settings", "run"]

@@ -1,9 +1,9 @@
 """Clients' answers are checked before anything touches the model. What fails does not count, and the reason is kept.
 
-`admitted` takes single answers as they arrive, from anywhere: it looks at the round, the client, names, shapes and types,
-counts a client once, and puts the rest in the order of clients. `sound` looks at the numbers of what is stacked already:
-whether they are finite, and plausible beside those of the other clients. `admitted` ends with `sound`; a simulation, whose
-answers come from the library itself, starts there.
+`admit` takes single answers as they arrive, from anywhere: it looks at the round, the client, names, shapes and types,
+counts a client once, and puts the rest in the order of clients. `check_numbers` looks at what is stacked already: whether it
+is finite, and plausible beside that of the other clients. `admit` ends with `check_numbers`; a simulation, whose answers come
+from the library itself, starts there.
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ from equipoise.types import REPORTS, Layout, Replies, Server, Tensors
 from equipoise.updates import Updates
 
 TRAVELS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})  # types that become the model's own
-LOSSES = ("loss", "loss_local", "loss_trained")  # reports that are never negative
 COHORT = 3  # with fewer answers a median says nothing
-# Reports whose length is compared with the cohort's, and the power of the limit: squares (and variances) spread twice as far.
-LENGTHS = {"control": 1, "personal": 1, "prototypes": 1, "fisher": 2}
 
 
 class Refusal(NamedTuple):
@@ -35,6 +32,7 @@ class Refusal(NamedTuple):
 
     client: int
     why: str
+    is_not_finite: bool = False  # it holds NaN or infinity: a run in which nobody's answer is finite has diverged
 
 
 @dataclass(frozen=True)
@@ -43,20 +41,24 @@ class Checks:
 
     norm: float | None = 10.0  # longest update, in lengths of the cohort's median update
     loss: float | None = 1000.0  # largest loss, in medians of the cohort's; smaller lies are the guard's business
-    quorum: int = 1  # valid answers that a round needs
+    quorum: int | None = 1  # valid answers that a round needs; None: half of those asked
     too_few: Literal["stop", "skip", "repeat"] = "skip"  # and what happens without them
-    patience: int = 3  # a round is repeated so often; a run ends after so many rounds without an update
+    patience: int = 3  # a run ends after so many tries on end that gave no update
 
     def __post_init__(self) -> None:
         require(self.norm is None or self.norm > 1, "norm", "above 1, or None", self.norm)
         require(self.loss is None or self.loss > 1, "loss", "above 1, or None", self.loss)
-        require(self.quorum >= 1, "quorum", "at least 1", self.quorum)
+        require(self.quorum is None or self.quorum >= 1, "quorum", "at least 1, or None for half", self.quorum)
         require(self.too_few in ("stop", "skip", "repeat"), "too_few", "stop, skip or repeat", self.too_few)
         require(self.patience >= 1, "patience", "at least 1", self.patience)
 
+    def find_quorum(self, asked: int) -> int:
+        """How many valid answers a round needs of this many clients."""
+        return max(1, -(-asked // 2) if self.quorum is None else self.quorum)
 
-SIMULATED = Checks(norm=None, loss=None, too_few="stop")  # finite values: what costs next to nothing
-DEPLOYED = Checks()
+
+SIMULATION_CHECKS = Checks(norm=None, loss=None, too_few="stop")  # finite values: what costs next to nothing
+DEPLOYMENT_CHECKS = Checks()
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,7 +85,7 @@ class Expected:
     samples: Mapping[int, float]  # what clients said they hold, where they did
 
 
-def expected(
+def expect(
     method: Method,
     task: Task,
     server: Server,
@@ -106,14 +108,14 @@ def expected(
     )
 
 
-def declared(task: Task) -> dict[int, float]:
+def count_declared_samples(task: Task) -> dict[int, float]:
     """The sample counts of a federation that the server knows."""
     return {number: float(len(client.train)) for number, client in enumerate(task.federation.clients)}
 
 
 # --------------------------------------------------------------------------- single answers, from anywhere
-def admitted(
-    answers: Sequence[Answer], wanted: Expected, checks: Checks = DEPLOYED
+def admit(
+    answers: Sequence[Answer], wanted: Expected, checks: Checks = DEPLOYMENT_CHECKS
 ) -> tuple[Replies | None, list[Refusal]]:
     """The answers that count, stacked in the order of clients, and why the others do not. None when none counts.
 
@@ -140,7 +142,7 @@ def admitted(
     refused += odd
     if not single:
         return None, sorted(refused)
-    replies, more = sound(Replies.join(single), wanted, checks)
+    replies, more = check_numbers(Replies.join(single), wanted, checks)
     return replies, sorted([*refused, *more])
 
 
@@ -249,32 +251,39 @@ def _of_one_shape(single: Sequence[Replies]) -> tuple[list[Replies], list[Refusa
 
 
 # --------------------------------------------------------------------------- numbers of a whole round
-def sound(replies: Replies, wanted: Expected, checks: Checks = DEPLOYED) -> tuple[Replies | None, list[Refusal]]:
+def check_numbers(
+    replies: Replies, wanted: Expected, checks: Checks = DEPLOYMENT_CHECKS
+) -> tuple[Replies | None, list[Refusal]]:
     """The replies without clients whose numbers cannot be true, and the reasons. None when none is left.
 
     Only what each client sent, and medians over those that are finite, decide. Where updates came as a sum alone, single ones
-    cannot be looked at: see `sums_up`.
+    cannot be looked at: see `is_sum_finite`.
     """
     why: dict[int, str] = {}
+    infinite: set[int] = set()
 
     def refuse(bad: Tensor, reason: str) -> None:
         for place in bad.nonzero().flatten().tolist():
             why.setdefault(place, reason)
 
+    def refuse_infinite(bad: Tensor, what: str) -> None:
+        refuse(bad, f"{what} is not finite")
+        infinite.update(bad.nonzero().flatten().tolist())
+
     for name, value in replies.reports.items():
-        refuse(~_finite(value), f"report `{name}` is not finite")
+        refuse_infinite(~_finite(value), f"report `{name}`")
     for name, value in replies.buffers.items():
-        refuse(~_finite(value), f"buffer `{name}` is not finite")
+        refuse_infinite(~_finite(value), f"buffer `{name}`")
     norms = None if replies.updates is None else Updates(replies.updates).norms()
-    if norms is not None:
-        for place in (~torch.isfinite(norms)).nonzero().flatten().tolist():
-            assert replies.updates is not None
-            if not bool(torch.isfinite(replies.updates[place]).all()):
-                why.setdefault(place, "the update is not finite")
+    if norms is not None and replies.updates is not None:
+        bad = ~torch.isfinite(norms)  # a norm may overflow although the update does not
+        for place in bad.nonzero().flatten().tolist():
+            bad[place] = not bool(torch.isfinite(replies.updates[place]).all())
+        refuse_infinite(bad, "the update")
     _check_samples(replies, wanted.samples, refuse)
-    for name in LOSSES:
-        if name in replies.reports:
-            loss = replies.reports[name].double()
+    for name, value in replies.reports.items():
+        if REPORTS[name].is_loss:
+            loss = value.double()
             refuse(loss < 0, f"report `{name}` is negative")
             if checks.loss is not None:
                 refuse(_beyond(loss, checks.loss, why), f"report `{name}` is over {checks.loss:g} times the median")
@@ -283,10 +292,10 @@ def sound(replies: Replies, wanted: Expected, checks: Checks = DEPLOYED) -> tupl
             refuse(
                 _beyond(norms, checks.norm, why), f"the update is over {checks.norm:g} times as long as the median one"
             )
-        for name, power in LENGTHS.items():
-            if name in replies.reports:
-                limit = checks.norm**power
-                far = _beyond(_lengths(replies.reports[name]), limit, why)
+        for name, value in replies.reports.items():
+            if REPORTS[name].length_power:
+                limit = checks.norm ** REPORTS[name].length_power
+                far = _beyond(_lengths(value), limit, why)
                 refuse(far, f"report `{name}` is over {limit:g} times as large as the median one")
         for name, value in replies.buffers.items():
             if not value.is_floating_point():  # a count of batches has no usual length
@@ -297,11 +306,11 @@ def sound(replies: Replies, wanted: Expected, checks: Checks = DEPLOYED) -> tupl
             refuse(far, f"buffer `{name}` is over {checks.norm**2:g} times as large as the median one")
     if not why:
         return replies, []
-    refused = [Refusal(replies.clients[place], reason) for place, reason in sorted(why.items())]
-    return only(replies, [place for place in range(len(replies.clients)) if place not in why]), refused
+    refused = [Refusal(replies.clients[place], reason, place in infinite) for place, reason in sorted(why.items())]
+    return select_places(replies, [place for place in range(len(replies.clients)) if place not in why]), refused
 
 
-def only(replies: Replies, places: Sequence[int]) -> Replies | None:
+def select_places(replies: Replies, places: Sequence[int]) -> Replies | None:
     """The replies at these places."""
     if not places:
         return None
@@ -314,7 +323,7 @@ def only(replies: Replies, places: Sequence[int]) -> Replies | None:
     )
 
 
-def sums_up(replies: Replies) -> bool:
+def is_sum_finite(replies: Replies) -> bool:
     """Whether a sum of updates is finite, and so every update in it."""
     return replies.total is None or bool(torch.isfinite(replies.total).all())
 

@@ -18,10 +18,9 @@ from equipoise.grammar import require
 from equipoise.method import Method
 from equipoise.parts.weights import shares
 from equipoise.roles import Part, Phase, Share, Weigh
-from equipoise.types import PerClient, Replies, Round, Sent, Server, Shared, State, Weighed
+from equipoise.types import REPORTS, PerClient, Replies, Round, Sent, Server, Shared, State, Weighed
 
-DRIVERS = ("loss", "loss_local", "loss_trained", "gap")  # reports by which a client can talk itself up
-KEY = "guard"  # under it the server remembers what it believed
+KEY = "guard"  # under it the server remembers what it believed; no part has such a key, which begins with its role
 SPREAD = 1.4826  # a median absolute deviation times this is a standard deviation, for normal values
 
 
@@ -40,35 +39,31 @@ class Guard:
             require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
 
 
-DEPLOYED = Guard()
+DEPLOYMENT_GUARD = Guard()
 
 
-def driven(method: Method) -> bool:
-    """Whether reported losses steer the server."""
-    return any(set(part.needs) & set(DRIVERS) for part in (*method.shape, method.weigh, *method.step, *method.share))
+def _is_driven(part: Part) -> bool:
+    """Whether reports by which a client can talk itself up steer this part."""
+    return any(need in REPORTS and REPORTS[need].drives_weight for need in part.needs)
 
 
-def guarded(method: Method, guard: Guard) -> Method:
+def cap_weights(method: Method, guard: Guard) -> Method:
     """The method with caps on the weights that follow from losses."""
-    weigh = CappedWeigh(method.weigh, guard.share) if set(method.weigh.needs) & set(DRIVERS) else method.weigh
+    weigh = CappedWeigh(method.weigh, guard.share) if _is_driven(method.weigh) else method.weigh
     share = tuple(
-        CappedShare(part, guard.share) if WEIGHT in part.gives and set(part.needs) & set(DRIVERS) else part
-        for part in method.share
+        CappedShare(part, guard.share) if WEIGHT in part.gives and _is_driven(part) else part for part in method.share
     )
     return replace(method, weigh=weigh, share=share)
 
 
 # --------------------------------------------------------------------------- reports
-def believed(guard: Guard, server: Server, replies: Replies) -> tuple[Server, Replies, tuple[str, ...]]:
+def clip_reports(guard: Guard, server: Server, replies: Replies) -> tuple[Server, Replies, tuple[str, ...]]:
     """The replies with reports that the server believes, the server that remembers them, and what was cut, in words."""
-    reports, memory, notes = dict(replies.reports), dict(server.memory.parts.get(KEY, {})), []
-    for name in DRIVERS:
-        if name not in reports:
-            continue
-        last = memory.get(name, PerClient())
-        assert isinstance(last, PerClient)
+    reports, memory, notes = dict(replies.reports), State(server.memory.parts.get(KEY, {})), []
+    for name in [name for name in reports if REPORTS[name].drives_weight]:
+        last = memory.rows(name)
         said = reports[name].double()
-        heard = within(said, replies.clients, last, guard)
+        heard = clip_to_cohort(said, replies.clients, last, guard)
         memory[name] = last.put(replies.clients, heard)
         for client, a, b in zip(replies.clients, said.tolist(), heard.tolist(), strict=True):
             if a != b:
@@ -79,13 +74,13 @@ def believed(guard: Guard, server: Server, replies: Replies) -> tuple[Server, Re
     return replace(server, memory=replace(server.memory, parts=parts)), replace(replies, reports=reports), tuple(notes)
 
 
-def within(said: Tensor, clients: Sequence[int], last: PerClient, guard: Guard) -> Tensor:
+def clip_to_cohort(said: Tensor, clients: Sequence[int], last: PerClient, guard: Guard) -> Tensor:
     """Reports `[m]` inside the cohort's robust range, none of which climbed too fast.
 
     The range is as wide on either side of the median: a gap can be made too high (by a high loss, or by an own optimum that is
     too low), and too low.
 
-    >>> within(torch.tensor([1.0, 1.0, 1.0, 1.0, 100.0]), range(5), PerClient(), Guard())
+    >>> clip_to_cohort(torch.tensor([1.0, 1.0, 1.0, 1.0, 100.0]), range(5), PerClient(), Guard())
     tensor([1., 1., 1., 1., 3.])
     """
     if len(said) < COHORT:
@@ -103,13 +98,13 @@ def within(said: Tensor, clients: Sequence[int], last: PerClient, guard: Guard) 
 
 
 # --------------------------------------------------------------------------- weights
-def capped(weights: Tensor, limits: Tensor) -> Tensor:
+def cap(weights: Tensor, limits: Tensor) -> Tensor:
     """Weights of the same total in which none has a larger share (of their absolute sum) than its limit.
 
     What is cut off goes to the others in proportion, or evenly where they have nothing. Limits that add up to less than one
     are widened until they do.
 
-    >>> capped(torch.tensor([0.1, 0.1, 0.8]), torch.full((3,), 0.5))
+    >>> cap(torch.tensor([0.1, 0.1, 0.8]), torch.full((3,), 0.5))
     tensor([0.2500, 0.2500, 0.5000])
     """
     total = weights.abs().sum()
@@ -140,8 +135,8 @@ class _Around(Part):
     inner: Part
 
     @property
-    def key(self) -> str:
-        return self.inner.key
+    def name(self) -> str:
+        return self.inner.name
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -152,8 +147,8 @@ class _Around(Part):
         return self.inner.gives
 
     @property
-    def keeps_updates(self) -> bool:
-        return self.inner.keeps_updates
+    def remembers(self) -> str:
+        return self.inner.remembers
 
 
 @dataclass(frozen=True)
@@ -164,12 +159,12 @@ class CappedWeigh(_Around, Weigh):
     share: float
 
     @property
-    def simplex(self) -> bool:  # type: ignore[override]
-        return self.inner.simplex
+    def is_convex(self) -> bool:
+        return self.inner.is_convex
 
     @property
-    def positive(self) -> bool:  # type: ignore[override]
-        return self.inner.positive
+    def is_non_negative(self) -> bool:
+        return self.inner.is_non_negative
 
     @property
     def rank(self) -> int:  # type: ignore[override]
@@ -177,7 +172,7 @@ class CappedWeigh(_Around, Weigh):
 
     def __call__(self, round: Round, state: State) -> Weighed:
         found = self.inner(round, state)
-        weights = capped(found.weights.double(), _limits(self.share, round, "samples" in self.needs))
+        weights = cap(found.weights.double(), _limits(self.share, round, "samples" in self.needs))
         return found._replace(weights=weights, figures={**found.figures, "unguarded weight": found.weights})
 
 
@@ -192,6 +187,10 @@ class CappedShare(_Around, Share):
     share: float
 
     @property
+    def reads_updates(self) -> bool:  # type: ignore[override]
+        return self.inner.reads_updates
+
+    @property
     def phases(self) -> tuple[Phase, ...]:
         return self.inner.phases
 
@@ -202,9 +201,9 @@ class CappedShare(_Around, Share):
         found = self.inner(round, theta, state)
         rows = found.shared["weight"]
         assert isinstance(rows, PerClient)
-        weights = capped(rows.take(round.clients).double(), _limits(self.share, round, "samples" in self.needs))
+        weights = cap(rows.take(round.clients).double(), _limits(self.share, round, "samples" in self.needs))
         rows = rows.put(round.clients, weights)
-        state = (
+        kept = (
             {**found.state, "weight": rows} if "weight" in found.state else found.state
-        )  # absent ones keep the capped weight
-        return Sent({**found.shared, "weight": rows}, state)
+        )  # who is absent keeps the capped one
+        return Sent({**found.shared, "weight": rows}, kept)

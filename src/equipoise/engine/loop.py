@@ -1,250 +1,106 @@
-"""A whole run in one process: rounds of `client_round` and `server_round`, with evaluation between them."""
+"""The loop over rounds: who takes part, their answers, checks, guard, the server's half, scores, a record, a checkpoint.
+
+There is one such loop. A simulation and a federation of real sites differ in their desk alone.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-import warnings
-from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from equipoise import seeds
-from equipoise.data import Federation, load_federation
-from equipoise.data.federation import Split
 from equipoise.engine import checkpoints
-from equipoise.engine.checkpoints import Checkpoints, Moment
-from equipoise.engine.checks import SIMULATED, Checks, Expected, Refusal, declared, expected, sound, sums_up
-from equipoise.engine.guard import Guard, believed, guarded
-from equipoise.engine.runners import Errand, Runner, RunnerName, choose, cores, opened
+from equipoise.engine.checkpoints import Checkpoints, Snapshot, hash_model
+from equipoise.engine.checks import Checks, Expected, Refusal, count_declared_samples, expect
+from equipoise.engine.desk import Desk
+from equipoise.engine.folders import lock_folder
+from equipoise.engine.guard import Guard, cap_weights, clip_reports
+from equipoise.engine.result import Rejection, RoundRecord, Run
+from equipoise.engine.runners import Errand
+from equipoise.engine.settings import Settings
 from equipoise.engine.states import ClientStates
-from equipoise.grammar import require
-from equipoise.method import Method, parse
-from equipoise.method.plugins import code_of
-from equipoise.metrics import Figures, figures
-from equipoise.roles import Phase, Step
-from equipoise.rounds.evaluation import Score, evaluate, scored_model
-from equipoise.rounds.server import Aggregated, begin, broadcast_of, server_probe, server_round
-from equipoise.task import BufferPolicy, ModelSource, Task
-from equipoise.training import Training
-from equipoise.types import (
-    ClientState,
-    EquipoiseError,
-    EquipoiseWarning,
-    Replies,
-    Round,
-    Server,
-    Setting,
-    State,
-    Stepped,
-)
+from equipoise.method import Method
+from equipoise.roles import Phase
+from equipoise.rounds.evaluation import Score, name_scored_model
+from equipoise.rounds.server import Aggregated, begin_server, make_broadcast, server_probe, server_round
+from equipoise.task import Task
+from equipoise.types import ClientState, EquipoiseError, Replies, Server, Setting
 
 
-@dataclass(frozen=True)
-class Rejection:
-    """A client's answer that did not count in a round."""
-
-    client: str
-    why: str
-
-
-@dataclass(frozen=True)
-class RoundRecord:
-    """What is known after one round. `scores` is empty in rounds that are not evaluated."""
-
-    round: int  # counted from 1: rounds done
-    clients: tuple[int, ...]
-    weights: tuple[float, ...]
-    figures: Mapping[str, tuple[float, ...]]  # what the weights came from, one value a client or one in all
-    scores: tuple[Score, ...]
-    seconds: float
-    rejected: tuple[Rejection, ...] = ()  # answers that did not count, and why
-    warnings: tuple[str, ...] = ()  # what was said in this round for the first time
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """A finished run: the model, and everything that was measured on the way."""
-
-    method: Method
-    federation: Federation
-    task: Task
-    server: Server
-    states: Mapping[int, ClientState]
-    rounds: tuple[RoundRecord, ...]
-    seed: int
-    participation: float
-    runner: str
-    scored: str
-    warnings: tuple[str, ...] = ()
-    seconds: float = 0.0
-    settings: Mapping[str, object] = field(default_factory=dict)
-    model: str = ""
-
-    @property
-    def scores(self) -> tuple[Score, ...]:
-        """The scores of the last round."""
-        return self.rounds[-1].scores
-
-    def values(self, metric: str = "accuracy", split: str = "test") -> dict[str, float]:
-        """The final value of a metric for each client, by name."""
-        return {s.client: s.value for s in self.scores if s.metric == metric and s.split == split}
-
-    def by_domain(self, metric: str = "accuracy", split: str = "test") -> dict[str, float]:
-        """The final value of a metric for each domain: the mean over its clients."""
-        found: dict[str, list[float]] = {}
-        for s in self.scores:
-            if s.metric == metric and s.split == split:
-                found.setdefault(s.domain, []).append(s.value)
-        return {domain: sum(values) / len(values) for domain, values in found.items()}
-
-    def figures(self, by: str = "client") -> Figures:
-        """AVG, STD, MIN and their kin of the final test accuracy, over clients or over domains."""
-        if by not in ("client", "domain"):
-            raise EquipoiseError(
-                f"Figures are over each client or each domain. Found by={by!r}: say 'client' or 'domain'."
-            )
-        values = self.values() if by == "client" else self.by_domain()
-        return figures(list(values.values()))
-
-
-def run(
-    method: Method | str,
-    federation: Federation | str,
-    *,
-    model: ModelSource | None = None,
-    rounds: int | None = None,
-    seed: int = 0,
-    participation: float | None = None,
-    training: Training | None = None,
-    buffers: BufferPolicy | Mapping[str, BufferPolicy] = "average",
-    runner: RunnerName = "auto",
-    device: str = "cpu",
-    eval_every: int = 1,
-    threads: int | None = None,
-    on_round: Callable[[RoundRecord], None] | None = None,
-    checks: Checks = SIMULATED,
-    guard: Guard | None = None,
-    checkpoint: Checkpoints | None = None,
-    on_begin: Callable[[Run], None] | None = None,
-    on_server: Callable[[Server], None] | None = None,
-) -> Run:
-    """Train a method on a federation. What is not given comes from the federation's protocol.
-
-    `threads` is the number of cores to use, by default all of them; `on_begin` is called with the run before its first round,
-    `on_server` with the server and `on_round` with the record after every round. Where clients have validation data, they are
-    scored on it as well. `checks` says which answers count, `guard` limits what a lying loss can gain, `checkpoint` lets the
-    run survive: see `docs/reliability.md`.
-
-    >>> result = run("fedavg", "gaussians", rounds=2)
-    >>> sorted(result.values()) == sorted(result.values("accuracy", "test"))
-    True
-    """
-    data = load_federation(federation) if isinstance(federation, str) else federation
-    chosen = (parse(method) if isinstance(method, str) else method).for_data(data.name)
-    if chosen.validates:
-        data = data.with_validation()
-    protocol = data.protocol
-    total = protocol.rounds if rounds is None else rounds
-    part = protocol.participation if participation is None else participation
-    check_options(total, part, eval_every, device)
-    task = Task.build(chosen, data, model=model, training=training, buffers=buffers, seed=seed, device=device)
-    count = max(1, round(part * len(task.federation)))
-    at_hand = threads or cores()
-    name = choose(runner, chosen, task, count, total, at_hand)
-    setting = task.setting(total, seed)
-    served = served_method(chosen, checks, guard)
-    settings = {
-        "rounds": total, "participation": part, "buffers": buffers, "device": device, "eval_every": eval_every,
-        **({"guard": asdict(guard)} if guard else {}),
-    }  # fmt: skip
-    start = Moment(begin(served, task, count), {}, [])
-    begun = Run(
-        method=chosen,
-        federation=data,
+def begin_run(settings: Settings, runner: str = "") -> Run:
+    """The run before its first round: its task is built, its server holds the first model."""
+    method = settings.method
+    task = Task.build(
+        method,
+        settings.federation,
+        model=settings.model,
+        training=settings.training,
+        buffers=settings.buffers,
+        seed=settings.seed,
+        device=settings.device,
+    )
+    return Run(
+        settings=settings,
         task=task,
-        server=start.server,
+        server=begin_server(method, task, settings.cohort),
         states={},
         rounds=(),
-        seed=seed,
-        participation=part,
-        runner=name,
-        scored=scored_model(chosen, task),
-        settings=settings,
-        model=model_name(model or data.protocol.model),
+        runner=runner,
+        scored=name_scored_model(method, task),
     )
-    splits: tuple[Split, ...] = ("test", "validation") if any(len(c.validation) for c in data.clients) else ("test",)
-    facts = {
-        "method": str(chosen), "data": data.fingerprint, "model": begun.model, "seed": seed, **settings,
-        "training": asdict(task.training), "runner": name, "first model": checkpoints.fingerprint(start.server),
-        "checks": asdict(checks), **({"code": code} if (code := code_of(chosen)) else {}),
-    }  # fmt: skip
+
+
+def proceed(
+    begun: Run,
+    desk: Desk,
+    *,
+    checkpoint: Checkpoints | None = None,
+    on_round: Callable[[RoundRecord, Server], None] | None = None,
+    on_earlier: Callable[[RoundRecord], None] | None = None,
+    on_note: Callable[[str], None] | None = None,
+) -> Run:
+    """All rounds of a run. `on_round` is called with the record and the server after each, `on_earlier` with the records of
+    the rounds before the checkpoint that the run goes on from, `on_note` with what a reader of the results should know, once
+    for each kind of note.
+
+    With too few answers, for as many tries on end as the checks have patience, the run ends early and says so in `stopped`.
+    """
     folder = None if checkpoint is None else Path(checkpoint.folder)
-    with nullcontext() if folder is None else checkpoints.held(folder):
-        notes = [*task.notes, *_overruled(chosen, training)]
+    with nullcontext() if folder is None else lock_folder(folder):
+        notes = [*begun.task.notes, *begun.settings.notes]
+        start = Snapshot(begun.server, {}, [])
+        facts = {**begun.settings.facts, "runner": begun.runner, "first model": hash_model(begun.server)}
         if checkpoint is not None:
-            found, wrong = checkpoints.prepared(checkpoint, facts, total)
+            found, wrong = checkpoints.resume_or_clear(checkpoint, facts, begun.settings.rounds)
             start, notes = found or start, [*notes, *wrong]
-        server, records, said = start.server, list(start.records), dict(start.said)
-        states = ClientStates()
-        states.update(start.states)
-        began = time.perf_counter() - start.seconds
-        if on_begin:
-            on_begin(begun)
-        for record in records:
-            if on_round:
-                on_round(record)
+        loop = _Loop(begun, desk, start, on_note)
+        for earlier in loop.records:
+            if on_earlier:
+                on_earlier(earlier)
+        loop.say(notes)
 
         def keep() -> None:
             """A checkpoint; only between two rounds, never of half a round."""
-            if folder is not None and server.memory.round == len(records) > 0:
-                moment = Moment(server, states, records, said, time.perf_counter() - began)
-                checkpoints.write(folder, moment, facts)
+            if folder is not None and loop.server.memory.round == len(loop.records) > 0:
+                checkpoints.write(folder, loop.snapshot(), facts)
 
-        judge = Judge(served, task, checks, guard, declared(task))
-        with opened(name, served, task, count, at_hand) as compute, _kept_on_interrupt(keep):
-            for r in range(len(records), total):
-                clock = time.perf_counter()
-                clients = seeds.participants(task.federation.available(r), count, seed, r)
-                done = one_round(judge, compute, server, states, clients, setting, seed)
-                refuse_infinite(done.server, chosen, r)
-                rejected = tuple(Rejection(_name(task, c), why) for c, why in done.refused)
-                news = []
-                for text in (
-                    *notes,
-                    *done.warnings,
-                    *(f"{x.client} was left out: in round {r + 1} {x.why}" for x in rejected),
-                ):
-                    kind = text.split(":")[0]
-                    if kind not in said:  # each kind of warning once
-                        said[kind] = text
-                        news.append(text)
-                        warnings.warn(text, EquipoiseWarning, stacklevel=2)
-                due = r == total - 1 or (r + 1) % eval_every == 0
-                after = ChainMap(dict(done.kept), states)
-                scores = evaluate(chosen, task, done.server, after, data, splits) if due else []
-                if any(score.metric == "loss" and not math.isfinite(score.value) for score in scores):
-                    raise _diverged(chosen, r)
-                record = record_of(r + 1, done, scores, time.perf_counter() - clock, rejected)
-                records.append(replace(record, warnings=tuple(news)))
-                states.update(done.kept)
-                server = done.server  # last: only then is the round over for `keep`
-                _stop_without_updates(records, checks)
-                if checkpoint is not None and ((r + 1) % checkpoint.every == 0 or r == total - 1):
+        with _kept_on_interrupt(keep):
+            while loop.goes_on:
+                record = loop.play()
+                if record is None:  # too few answers: the round is repeated
+                    continue
+                done = record.round
+                if checkpoint is not None and (done % checkpoint.every == 0 or done == begun.settings.rounds):
                     keep()
-                if on_server:
-                    on_server(server)
                 if on_round:
-                    on_round(records[-1])
-    seconds = time.perf_counter() - began
-    return replace(
-        begun, server=server, states=states, rounds=tuple(records), warnings=tuple(said.values()), seconds=seconds
-    )
+                    on_round(record, loop.server)
+        return loop.end()
 
 
 @contextmanager
@@ -257,36 +113,120 @@ def _kept_on_interrupt(keep: Callable[[], None]) -> Iterator[None]:
         raise
 
 
-@dataclass(frozen=True)
-class EverySingleRow(Step):
-    """Changes nothing, but looks at single updates: a runner then keeps them apart, so that their lengths can be checked."""
+class _Loop:
+    """A run on its way: what changes from round to round, in one place."""
 
-    def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
-        return Stepped(direction)
+    def __init__(self, begun: Run, desk: Desk, start: Snapshot, on_note: Callable[[str], None] | None) -> None:
+        self.begun, self.desk, self.on_note = begun, desk, on_note
+        self.settings: Settings = begun.settings
+        self.judge = Judge.of(begun)
+        self.server, self.records, self.said = start.server, list(start.records), dict(start.said)
+        self.states = ClientStates()
+        self.states.update(start.states)
+        self.began = time.perf_counter() - start.seconds
+        self.failed = 0  # tries on end that gave no update
+        self.name = desk.open(start.run, self.records)
+
+    @property
+    def goes_on(self) -> bool:
+        return len(self.records) < self.settings.rounds and self.failed < self.settings.checks.patience
+
+    def say(self, texts: Sequence[str]) -> list[str]:
+        """Say what was not said before, one text of each kind; and give it."""
+        news = []
+        for text in texts:
+            kind = text.split(":")[0]
+            if kind not in self.said:
+                self.said[kind] = text
+                news.append(text)
+                if self.on_note:
+                    self.on_note(text)
+        return news
+
+    def snapshot(self) -> Snapshot:
+        seconds = time.perf_counter() - self.began
+        return Snapshot(self.server, self.states, self.records, self.said, seconds, self.name)
+
+    def play(self) -> RoundRecord | None:
+        """One round. None: it had too few answers and is to be repeated."""
+        clock = time.perf_counter()
+        r, settings = self.server.memory.round, self.settings
+        present, away = self.desk.find_present(self.begun.task.federation.available(r))
+        clients = seeds.draw_participants(present, settings.cohort, settings.seed, r)
+        done = play_round(self.judge, self.desk, self.server, self.states, clients, settings.seed)
+        refuse_infinite(done.server, settings.method, r)
+        rejected = [*away, *(Rejection(self.judge.name_of(one.client), one.why) for one in done.refused)]
+        news = [*done.notes, *(f"{one.client} was left out: in round {r + 1} {one.why}" for one in rejected)]
+        self.failed = 0 if done.result is not None else self.failed + 1
+        if done.result is None and settings.checks.too_few == "repeat":
+            self.say(news)
+            return None
+        self.desk.count(done.clients, r)  # first: clients score what they have after a round that counted
+        scores: Sequence[Score] = ()
+        if r == settings.rounds - 1 or (r + 1) % settings.eval_every == 0:
+            scores, unscored = self.desk.score(done.server, done.kept, self.states)
+            rejected += [replace(one, why=f"its evaluation: {one.why}") for one in unscored]
+            if any(score.metric == "loss" and not math.isfinite(score.value) for score in scores):
+                raise _diverged(settings.method, r)
+        seconds = time.perf_counter() - clock
+        record = _record(r + 1, done, scores, seconds, rejected, self.say(news))
+        self.records.append(record)
+        self.states.update(done.kept)
+        self.server = done.server  # last: only then is the round over
+        return record
+
+    def end(self) -> Run:
+        """The run as it is now."""
+        stopped, total = "", self.settings.rounds
+        if len(self.records) < total:
+            stopped = (
+                f"The run stopped after {len(self.records)} of {total} rounds: {self.failed} times on end too few clients "
+                "answered."
+            )
+            if not self.records:
+                raise EquipoiseError(f"{stopped} {' '.join(list(self.said.values())[-3:])}")
+            self.say([stopped])
+        return replace(
+            self.begun,
+            server=self.server,
+            states=self.states,
+            rounds=tuple(self.records),
+            warnings=tuple(self.said.values()),
+            seconds=time.perf_counter() - self.began,
+            stopped=stopped,
+        )
 
 
-def served_method(method: Method, checks: Checks, guarding: Guard | None) -> Method:
-    """The method as the server runs it: with the guard's caps, and with single updates where their lengths are checked."""
-    if guarding is not None:
-        method = guarded(method, guarding)
-    if checks.norm is not None and method.streams:
-        method = replace(method, step=(*method.step, EverySingleRow()))
-    return method
-
-
+# --------------------------------------------------------------------------- one round
 @dataclass(frozen=True)
 class Judge:
-    """What decides which answers of a run count."""
+    """What decides which answers of a run count, and what the server makes of them."""
 
-    method: Method
+    method: Method  # as the server runs it: with the guard's caps
     task: Task
-    checks: Checks = SIMULATED
-    guard: Guard | None = None
-    samples: Mapping[int, float] = field(default_factory=dict)
+    setting: Setting
+    checks: Checks
+    guard: Guard | None
+    samples: Mapping[int, float]
 
-    def expects(self, server: Server, clients: Sequence[int], phase: Phase) -> Expected:
+    @classmethod
+    def of(cls, run: Run) -> Judge:
+        settings, task = run.settings, run.task
+        method = settings.method if settings.guard is None else cap_weights(settings.method, settings.guard)
+        setting = task.setting(settings.rounds, settings.seed)
+        return cls(method, task, setting, settings.checks, settings.guard, count_declared_samples(task))
+
+    def expect(self, server: Server, clients: Sequence[int], phase: Phase) -> Expected:
         """What these clients should send."""
-        return expected(self.method, self.task, server, clients, phase, self.samples)
+        return expect(self.method, self.task, server, clients, phase, self.samples)
+
+    def believe(self, server: Server, replies: Replies) -> tuple[Server, Replies, tuple[str, ...]]:
+        """The reports as a guard, if there is one, believes them; the server that remembers it; and what it did."""
+        return (server, replies, ()) if self.guard is None else clip_reports(self.guard, server, replies)
+
+    def name_of(self, client: int) -> str:
+        clients = self.task.federation.clients
+        return clients[client].name if 0 <= client < len(clients) else f"client {client}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,127 +238,90 @@ class Done:
     clients: tuple[int, ...]
     result: Aggregated | None
     refused: tuple[Refusal, ...] = ()
-    warnings: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
-def one_round(
+def play_round(
     judge: Judge,
-    compute: Runner,
+    desk: Desk,
     server: Server,
     states: Mapping[int, ClientState],
-    clients: list[int],
-    setting: Setting,
+    clients: Sequence[int],
     seed: int,
 ) -> Done:
     """All phases of one round: start (for clients not seen before), probe (if the method asks), train.
 
     It commits whole or not at all: the server that comes out is the next one, or, with too few valid answers, the one that
-    went in with only its round counted.
+    went in (with its round counted, where such rounds are skipped).
     """
-    rounds = setting.rounds or 0
-    method, checks = judge.method, judge.checks
-    new = [c for c in clients if c not in states]
-    mine = {c: states[c] for c in clients if c in states}
-    if new:
-        mine |= compute(Errand(new, broadcast_of(server, rounds), {}, seed, "start"))[1]
+    method, checks, setting = judge.method, judge.checks, judge.setting
+    rounds, quorum = setting.rounds or 0, checks.find_quorum(len(clients))
     refused: list[Refusal] = []
-    for _ in range(checks.patience if checks.too_few == "repeat" else 1):
-        before, asked = server, clients
-        notes: tuple[str, ...] = ()
-        if method.probes:
-            replies, _kept, bad = answers(
-                judge, compute, Errand(clients, broadcast_of(server, rounds), mine, seed, "probe")
-            )
-            refused += bad
-            asked = list(replies.clients) if replies else []
-            if replies is not None and len(asked) >= checks.quorum:
-                before, replies, notes = as_believed(judge.guard, server, replies)
-                before = server_probe(method, before, replies, setting)
-        if len(asked) < checks.quorum:
-            continue
-        replies, kept, bad = answers(judge, compute, Errand(asked, broadcast_of(before, rounds), mine, seed, "train"))
-        refused += bad
-        if replies is None or len(replies.clients) < checks.quorum:
-            continue
-        before, replies, more = as_believed(judge.guard, before, replies)
-        after, result = server_round(method, before, replies, setting)
-        kept = {client: kept[client] for client in replies.clients}
-        return Done(after, kept, replies.clients, result, tuple(refused), (*notes, *more, *result.warnings))
+    notes: list[str] = []
+    before, asked = server, list(clients)
+    mine = {c: states[c] for c in clients if c in states}
+
+    def ask(phase: Phase, some: Sequence[int]) -> tuple[Replies | None, Mapping[int, ClientState]]:
+        errand = Errand(some, make_broadcast(before, rounds), mine, seed, phase)
+        heard = desk.ask(errand, judge.expect(before, some, phase), checks)
+        refused.extend(heard.refused)
+        return heard.replies, heard.kept
+
+    new = [c for c in clients if c not in states]
+    if new:
+        mine |= ask("start", new)[1]
+    if method.probes and asked:
+        replies, _ = ask("probe", asked)
+        asked = [] if replies is None else list(replies.clients)
+        if replies is not None and len(asked) >= quorum:
+            before, replies, clipped = judge.believe(before, replies)
+            notes += clipped
+            before = server_probe(method, before, replies, setting)
+    if len(asked) >= quorum:
+        replies, kept = ask("train", asked)
+        asked = [] if replies is None else list(replies.clients)
+        if replies is not None and len(asked) >= quorum:
+            before, replies, clipped = judge.believe(before, replies)
+            after, result = server_round(method, before, replies, setting)
+            kept = {client: kept[client] for client in replies.clients if client in kept}
+            return Done(after, kept, replies.clients, result, tuple(refused), (*notes, *clipped, *result.warnings))
+    return _without_update(judge, server, len(clients), len(asked), quorum, refused)
+
+
+def _without_update(
+    judge: Judge, server: Server, asked: int, valid: int, quorum: int, refused: Sequence[Refusal]
+) -> Done:
+    """A round that had too few valid answers."""
+    r, checks = server.memory.round, judge.checks
+    if refused and all(one.is_not_finite for one in refused) and checks.too_few == "stop":
+        raise _diverged(judge.method, r)
+    reasons = "; ".join(f"{judge.name_of(one.client)}: {one.why}" for one in refused[:3])
+    text = f"{valid} of {asked} clients gave a valid answer, and it needs {quorum}" + (
+        f" ({reasons})" if reasons else ""
+    )
     if checks.too_few == "stop":
-        if all(why.endswith("not finite") for _, why in refused):
-            raise _diverged(method, server.memory.round)
-        raise EquipoiseError(
-            f"Round {server.memory.round + 1} has fewer than {checks.quorum} valid answers: "
-            f"{'; '.join(f'{_name(judge.task, c)}: {why}' for c, why in refused[:3])}."
-        )
-    counted = replace(server, memory=replace(server.memory, round=server.memory.round + 1))
-    text = f"no update: round {server.memory.round + 1} has fewer than {checks.quorum} valid answers"
-    return Done(counted, {}, (), None, tuple(refused), (text,))
+        raise EquipoiseError(f"Round {r + 1} cannot be done: {text}.")
+    if checks.too_few == "repeat":
+        return Done(server, {}, (), None, tuple(refused), (f"Round {r + 1} was repeated: {text}.",))
+    counted = replace(server, memory=replace(server.memory, round=r + 1))
+    return Done(counted, {}, (), None, tuple(refused), (f"Round {r + 1} was skipped: {text}.",))
 
 
-def answers(
-    judge: Judge, compute: Runner, errand: Errand
-) -> tuple[Replies | None, dict[int, ClientState], list[Refusal]]:
-    """What the clients sent, without what does not count.
-
-    Of a sum that is not finite the culprits are found by asking one by one; then the others are asked again, so that the sum
-    is the one that it would have been without them.
-    """
-    wanted = judge.expects(Server(errand.broadcast.theta, errand.broadcast.buffers), errand.clients, errand.phase)
-    replies, kept = compute(errand)
-    good, refused = sound(replies, wanted, judge.checks)
-    if replies.total is None:
-        return good, kept, refused
-    bad = {client for client, _ in refused}
-    if not sums_up(replies):
-        for client in errand.clients:
-            if client not in bad and not sums_up(compute(errand._replace(clients=[client]))[0]):
-                refused.append(Refusal(client, "the update is not finite"))
-                bad.add(client)
-    left = [client for client in errand.clients if client not in bad]
-    if not bad:
-        return replies, kept, refused
-    if not left:
-        return None, {}, sorted(refused)
-    replies, kept = compute(errand._replace(clients=left))
-    return replies, kept, sorted(refused)
-
-
-def as_believed(guarding: Guard | None, server: Server, replies: Replies) -> tuple[Server, Replies, tuple[str, ...]]:
-    """The reports as a guard, if there is one, believes them; the server that remembers it; and what it did."""
-    return (server, replies, ()) if guarding is None else believed(guarding, server, replies)
-
-
-def _name(task: Task, client: int) -> str:
-    clients = task.federation.clients
-    return clients[client].name if 0 <= client < len(clients) else f"client {client}"
-
-
-def _stop_without_updates(records: Sequence[RoundRecord], checks: Checks) -> None:
-    last = records[-checks.patience :]
-    if len(last) == checks.patience and not any(record.clients for record in last):
-        raise EquipoiseError(
-            f"{checks.patience} rounds without an update: each had fewer than {checks.quorum} valid answers. The records "
-            "of the rounds say why."
-        )
-
-
-def record_of(
-    number: int, done: Done, scores: Sequence[Score], seconds: float, rejected: tuple[Rejection, ...]
+def _record(
+    number: int,
+    done: Done,
+    scores: Sequence[Score],
+    seconds: float,
+    rejected: Sequence[Rejection],
+    news: Sequence[str],
 ) -> RoundRecord:
     """What a round's record holds."""
-    if done.result is None:
-        return RoundRecord(number, (), (), {}, tuple(scores), seconds, rejected)
-    where = {name: tuple(value.double().reshape(-1).tolist()) for name, value in done.result.figures.items()}
-    weights = tuple(done.result.weights.double().tolist())
-    return RoundRecord(number, done.clients, weights, where, tuple(scores), seconds, rejected)
-
-
-def model_name(model: ModelSource) -> str:
-    """How a model is called in records: as it was written, or by its class or function."""
-    if isinstance(model, str):
-        return model
-    return type(model).__name__ if isinstance(model, torch.nn.Module) else getattr(model, "__name__", "own model")
+    weights: tuple[float, ...] = ()
+    figures: dict[str, tuple[float, ...]] = {}
+    if done.result is not None:
+        weights = tuple(done.result.weights.double().tolist())
+        figures = {name: tuple(value.double().reshape(-1).tolist()) for name, value in done.result.figures.items()}
+    return RoundRecord(number, done.clients, weights, figures, tuple(scores), seconds, tuple(rejected), tuple(news))
 
 
 def refuse_infinite(server: Server, method: Method, r: int) -> None:
@@ -431,25 +334,3 @@ def _diverged(method: Method, r: int) -> EquipoiseError:
     return EquipoiseError(
         f"The model of `{method}` is not finite after round {r + 1}: the run diverged. Try a smaller learning rate."
     )
-
-
-def _overruled(method: Method, training: Training | None) -> tuple[str, ...]:
-    """What the user asked of the local optimiser, and the method does otherwise."""
-    if training is None:
-        return ()
-    changed = [f"{name}={value!r}" for name, value in method.training if getattr(training, name) != value]
-    return (f"{method}: trains with {', '.join(changed)}, whatever the run says.",) if changed else ()
-
-
-def check_options(rounds: int, participation: float, eval_every: int, device: str) -> None:
-    """Refuse options that no run can have."""
-    require(rounds >= 1, "rounds", "at least 1", rounds)
-    require(0 < participation <= 1, "participation", "above 0 and at most 1", participation)
-    require(eval_every >= 1, "eval_every", "at least 1", eval_every)
-    kind = device.split(":")[0]
-    here = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if kind not in here:
-        raise EquipoiseError(f"Device must be cpu, cuda or mps. Found {device!r}.")
-    if not here[kind]:
-        usable = ", ".join(name for name, present in here.items() if present)
-        raise EquipoiseError(f"Device {device!r} is not available here. Usable: {usable}.")

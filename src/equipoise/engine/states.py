@@ -18,15 +18,15 @@ LIMIT = 2 << 30  # bytes
 SEPARATOR = "|"  # between the key of a part and the name of its tensor, neither of which contains it
 
 
-def flat(state: ClientState) -> dict[str, Tensor]:
+def flatten(state: ClientState) -> dict[str, Tensor]:
     """A client's state as one level of named tensors."""
     return {
         f"{key}{SEPARATOR}{name}": value.contiguous() for key, part in state.items() for name, value in part.items()
     }
 
 
-def nested(tensors: dict[str, Tensor]) -> ClientState:
-    """The inverse of `flat`."""
+def nest(tensors: dict[str, Tensor]) -> ClientState:
+    """The inverse of `flatten`."""
     state: ClientState = {}
     for path, value in tensors.items():
         key, _, name = path.partition(SEPARATOR)
@@ -34,7 +34,7 @@ def nested(tensors: dict[str, Tensor]) -> ClientState:
     return state
 
 
-def size(state: ClientState) -> int:
+def measure(state: ClientState) -> int:
     """Bytes of a client's tensors."""
     return sum(value.numel() * value.element_size() for part in state.values() for value in part.values())
 
@@ -54,12 +54,12 @@ class ClientStates(MutableMapping[int, ClientState]):
         if client in self._here:
             self._here.move_to_end(client)
             return self._here[client]
-        return nested(load_file(self._there[client]))
+        return nest(load_file(self._there[client]))
 
     def __setitem__(self, client: int, state: ClientState) -> None:
         self.pop(client, None)
         self._here[client] = state
-        self._sizes[client] = size(state)
+        self._sizes[client] = measure(state)
         self._held += self._sizes[client]
         while self._held > self.limit and len(self._here) > 1:
             self._spill(next(iter(self._here)))
@@ -90,6 +90,6 @@ class ClientStates(MutableMapping[int, ClientState]):
             self._folder = Path(tempfile.mkdtemp(prefix="equipoise-states-"))
             weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         path = self._folder / f"{client}.safetensors"
-        save_file(flat(self._here[client]), path)
+        save_file(flatten(self._here[client]), path)
         del self[client]
         self._there[client] = path

@@ -6,7 +6,7 @@ records. What a simulation and a federation of real sites compute is the same.
 
 from __future__ import annotations
 
-from equipoise.types import EquipoiseError
+from equipoise.errors import EquipoiseError
 
 try:
     import flwr  # noqa: F401

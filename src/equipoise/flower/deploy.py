@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 
+from equipoise.errors import EquipoiseError
 from equipoise.flower.plan import Plan
-from equipoise.types import EquipoiseError
 
 CODE = '''"""{title}
 

@@ -7,14 +7,15 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_type_hints
 
 from equipoise.data.catalogue import is_path
-from equipoise.grammar import Mistakes, did_you_mean, fitted, require
-from equipoise.method import Method, parse
+from equipoise.errors import EquipoiseError
+from equipoise.grammar import Mistakes, did_you_mean, fit_to_type, require
+from equipoise.method import Method
 from equipoise.method.privacy import Protection, refuse_unprotected
-from equipoise.rounds.evaluation import kept_at_home
-from equipoise.study.experiment import training_changes
+from equipoise.method.registry import adapt_to_data
+from equipoise.methods import parse
+from equipoise.rounds.evaluation import list_models_at_home
 from equipoise.task import BufferPolicy, ModelSource, Task
-from equipoise.training import Training
-from equipoise.types import EquipoiseError
+from equipoise.training import Training, check_training_changes
 
 TRAINING = tuple(one.name for one in fields(Training))  # a run's configuration may hold any of these
 
@@ -67,7 +68,7 @@ class Plan:
         require(self.patience >= 1, "patience", "at least 1", self.patience)
         require(self.eval_every >= 1, "eval_every", "at least 1", self.eval_every)
         refuse_unprotected(self.chosen, self.protection)
-        if self.chosen.pooled:
+        if self.chosen.is_pooled:
             raise EquipoiseError(
                 f"`{self.chosen}` trains on all data in one place, and here no data leaves its site. Run it as a "
                 f"simulation: equipoise run ... --method {self.chosen}."
@@ -77,7 +78,8 @@ class Plan:
     def chosen(self) -> Method:
         """The method, with the parameters that suit the data set."""
         method = parse(self.method) if isinstance(self.method, str) else self.method
-        return method if not self.data or is_path(self.data) else method.for_data(self.data.split("(")[0])
+        known = "" if is_path(self.data) else self.data.split("(")[0].strip().replace("_", "-")
+        return adapt_to_data(method, known)
 
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> Plan:
@@ -89,15 +91,15 @@ class Plan:
         hints = get_type_hints(cls)
         mistakes = Mistakes()
         settings = {key: key.replace("-", "_") for key in config}
-        changed = training_changes({n: config[key] for key, n in settings.items() if n in TRAINING}, mistakes)
+        changed = check_training_changes({n: config[key] for key, n in settings.items() if n in TRAINING}, mistakes)
         given: dict[str, Any] = {}
         for key, name in settings.items():
             with mistakes.noted():
                 if name in ("model", "method"):
-                    text = fitted(config[key], str, f"Setting `{key}`")
+                    text = fit_to_type(config[key], str, f"Setting `{key}`")
                     given[name] = None if name == "model" and not text else text
                 elif name in hints and name != "training":
-                    given[name] = fitted(config[key], hints[name], f"Setting `{key}`")
+                    given[name] = fit_to_type(config[key], hints[name], f"Setting `{key}`")
                 elif name not in TRAINING:
                     known = [known.replace("_", "-") for known in (*hints, *TRAINING) if known != "training"]
                     raise EquipoiseError(
@@ -114,7 +116,7 @@ class Plan:
 
     def refuse_averaged_models(self, task: Task) -> None:
         """Only models that a site can put together by itself can be scored."""
-        if not kept_at_home(self.chosen, task):
+        if not list_models_at_home(self.chosen, task):
             raise EquipoiseError(
                 f"`{self.chosen}` scores a model averaged over tensors that never leave their sites. Let it score the "
                 "sites' own models, or run it as a simulation."

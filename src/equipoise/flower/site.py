@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -13,12 +13,15 @@ from flwr.clientapp import ClientApp
 
 from equipoise.data import Client, Federation, load_federation
 from equipoise.data.own import own
-from equipoise.engine.states import flat, nested
-from equipoise.flower import memory, wire
+from equipoise.data.stand_in import describe_site, seat_site
+from equipoise.engine.site_states import load_state, place_states, store_states
+from equipoise.engine.states import flatten, nest
+from equipoise.flower import wire
 from equipoise.flower.plan import Plan
 from equipoise.roles import Phase
-from equipoise.rounds.evaluation import evaluate, kept_at_home
-from equipoise.rounds.server import broadcast_of, client_round
+from equipoise.rounds.client import client_round
+from equipoise.rounds.evaluation import evaluate, list_models_at_home
+from equipoise.rounds.server import make_broadcast
 from equipoise.task import Task
 from equipoise.types import ClientState, EquipoiseError
 
@@ -35,7 +38,7 @@ class Site:
     number: int = -1  # the server gives one
 
 
-Answer = Callable[[Plan, Site, Message, Context], Records]
+Handler = Callable[[Plan, Site, Message, Context], Records]
 
 
 def client_app(
@@ -49,13 +52,13 @@ def client_app(
     """
     app = ClientApp()
 
-    def answering(answer: Answer) -> Callable[[Message, Context], Message]:
+    def answering(answer: Handler) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:
             try:
                 agreed = plan or Plan.from_config(context.run_config)
                 content = RecordDict(answer(agreed, _site(agreed, data, schema, context), message, context))
             except Exception as error:  # whatever it is, the server must hear of it
-                content = RecordDict({wire.FACTS: ConfigRecord({wire.ERROR: wire.mistake(error)})})
+                content = RecordDict({wire.FACTS: ConfigRecord({wire.ERROR: wire.explain(error)})})
             return Message(content, reply_to=message)
 
         return handle
@@ -105,18 +108,10 @@ def _ready(plan: Plan, federation: Federation) -> Federation:
     return federation.with_validation() if plan.chosen.validates else federation
 
 
-def _seated(site: Site, number: int, sites: int) -> Federation:
-    """The site's data as seen from its seat among the others, whose data are elsewhere: its number is where its randomness
-    comes from."""
-    others = replace(site.client, train=site.client.train[:1], test=site.client.test[:0], joins=0)
-    seats = tuple(replace(others, name=f"seat {k}") if k != number else site.client for k in range(sites))
-    return replace(site.federation, clients=seats)
-
-
 def _task(plan: Plan, site: Site, message: Message) -> tuple[Task, Federation, int]:
-    said = wire.facts(message.content)
+    said = wire.read_facts(message.content)
     number, sites = int(str(said["number"])), int(str(said["sites"]))
-    federation = _seated(site, number, sites)
+    federation = seat_site(site.federation, site.client, number, sites)
     training = plan.trained_as(federation.protocol.training)
     task = Task.build(
         plan.chosen, federation, model=plan.model, training=training, buffers=plan.buffers, seed=plan.seed
@@ -126,35 +121,17 @@ def _task(plan: Plan, site: Site, message: Message) -> tuple[Task, Federation, i
 
 # --------------------------------------------------------------------------- answers
 def _hello(plan: Plan, site: Site, message: Message, context: Context) -> Records:
-    """Who this site is, and what its data look like. No sample, and no figure about one, is in it."""
-    client, data = site.client, site.federation
-    about = {
-        "name": client.name,
-        "domain": client.domain,
-        "number": site.number,
-        "joins": client.joins,
-        "train": len(client.train),
-        "test": len(client.test),
-        "classes": list(data.classes),
-        "shape": list(data.input_shape),
-        "model": data.protocol.model,
-        "rounds": data.protocol.rounds,
-        "participation": data.protocol.participation,
-        "protocol": data.protocol.name,
-        "training": asdict(plan.trained_as(data.protocol.training)),
-        "data": data.name if plan.data else "own data",
-        "notes": list(data.notes),
-        "schema": data.schema,
-    }
+    training = plan.trained_as(site.federation.protocol.training)
+    about = describe_site(site.federation, site.client, training, site.number)
     return {wire.FACTS: ConfigRecord({"about": json.dumps(about)})}
 
 
 def _take_part(phase: Phase, plan: Plan, site: Site, message: Message, context: Context) -> Records:
     """Train, or report on the received model. A site that takes part for the first time begins here."""
     task, _, number = _task(plan, site, message)
-    said = wire.facts(message.content)
-    server = wire.received(message.content, task.layout, number)
-    broadcast = broadcast_of(server, int(str(said["rounds"])))
+    said = wire.read_facts(message.content)
+    server = wire.unpack(message.content, task.layout, number)
+    broadcast = make_broadcast(server, int(str(said["rounds"])))
     before = int(str(said["counted"])) + 1
     state = _kept(plan, site, said, context)
     if state is None:
@@ -165,16 +142,16 @@ def _take_part(phase: Phase, plan: Plan, site: Site, message: Message, context: 
         states[server.memory.round + 1] = after[number]
     _keep(plan, site, said, context, states)
     facts = ConfigRecord({"name": site.client.name, "round": server.memory.round})
-    return {wire.FACTS: facts, **wire.packed_reply(replies, task.layout)}
+    return {wire.FACTS: facts, **wire.pack_reply(replies, task.layout)}
 
 
 def _score(plan: Plan, site: Site, message: Message, context: Context) -> Records:
     """The site's figures of the received model, on its own test data."""
     task, federation, number = _task(plan, site, message)
-    server = wire.received(message.content, task.layout, number)
-    state = _kept(plan, site, wire.facts(message.content), context)
+    server = wire.unpack(message.content, task.layout, number)
+    state = _kept(plan, site, wire.read_facts(message.content), context)
     states = {} if state is None else {number: state}
-    models = kept_at_home(plan.chosen, task)
+    models = list_models_at_home(plan.chosen, task)
     scores = evaluate(plan.chosen, task, server, states, federation, models=models)
     facts = ConfigRecord({"name": site.client.name, "round": server.memory.round, "samples": len(site.client.test)})
     return {wire.FACTS: facts, "scores": MetricRecord({score.metric: score.value for score in scores})}
@@ -189,21 +166,21 @@ def _kept(plan: Plan, site: Site, said: ConfigRecord, context: Context) -> Clien
     """
     rounds = int(str(said["counted"])) + 1
     if f"{KEPT}{rounds}" in context.state:
-        return nested(wire.tensors(context.state, f"{KEPT}{rounds}"))
+        return nest(wire.unpack_arrays(context.state, f"{KEPT}{rounds}"))
     root = _folder(plan, context)
     run, name = str(said["run"]), site.client.name
-    return memory.load(memory.place_of(root, run, name), run, name, rounds) if root else None
+    return load_state(place_states(root, run, name), run, name, rounds) if root else None
 
 
 def _keep(plan: Plan, site: Site, said: ConfigRecord, context: Context, states: Mapping[int, ClientState]) -> None:
     """On disk first: an answer whose state could not be kept does not count."""
     root, run, name = _folder(plan, context), str(said["run"]), site.client.name
     if root and any(states.values()):  # most methods have nothing to keep
-        memory.store(memory.place_of(root, run, name), run, name, states)
+        store_states(place_states(root, run, name), run, name, states)
     for old in [key for key in context.state if key.startswith(KEPT)]:
         del context.state[old]
     for rounds, state in states.items():
-        context.state[f"{KEPT}{rounds}"] = wire.arrays(flat(state))
+        context.state[f"{KEPT}{rounds}"] = wire.pack_arrays(flatten(state))
 
 
 def _folder(plan: Plan, context: Context) -> str:

@@ -16,10 +16,10 @@ from equipoise.training import Training
 from equipoise.types import Tensors
 
 
-class Plan(NamedTuple):
-    """The batches of several clients: positions in the pool, -1 for padding."""
+class Batches(NamedTuple):
+    """The batches of several clients; -1 stands for padding."""
 
-    batches: Integers  # [m, steps, batch]
+    positions: Integers  # [m, steps, batch], in the pool
     places: Integers  # [m, steps, batch], the same as positions among the client's own samples, 0 for padding
     sizes: Integers  # [m, steps], true batch sizes; 0 when the client is done
     steps: Integers  # [m]
@@ -27,17 +27,17 @@ class Plan(NamedTuple):
     @property
     def repeats(self) -> bool:
         """Whether all steps have the same batch, which then lies in memory once."""
-        return self.batches.strides[1] == 0
+        return self.positions.strides[1] == 0
 
-    def ordered(self, order: Integers) -> Plan:
+    def ordered(self, order: Integers) -> Batches:
         """The clients in another order."""
         if not self.repeats:
-            return Plan(*(value[order] for value in self))
-        once = [np.broadcast_to(value[order, :1], value.shape) for value in (self.batches, self.places)]
-        return Plan(once[0], once[1], self.sizes[order], self.steps[order])
+            return Batches(*(value[order] for value in self))
+        once = [np.broadcast_to(value[order, :1], value.shape) for value in (self.positions, self.places)]
+        return Batches(once[0], once[1], self.sizes[order], self.steps[order])
 
 
-def plan(task: Task, clients: Sequence[int], training: Training, *path: int | str) -> Plan:
+def draw_batches(task: Task, clients: Sequence[int], training: Training, *path: int | str) -> Batches:
     """The same batches whoever runs them: they follow from the seed path and the client alone."""
     pool, starts = task.federation.training_positions
     ids = np.asarray(clients)
@@ -52,7 +52,7 @@ def plan(task: Task, clients: Sequence[int], training: Training, *path: int | st
         batch = np.where(entry < n[:, None], pool[starts[ids][:, None] + place], -1)
         shape = (len(ids), int(steps.max()), n.max())
         whole = [np.broadcast_to(value[:, None], shape) for value in (batch, place)]
-        return Plan(whole[0], whole[1], np.where(np.arange(shape[1]) < steps[:, None], n[:, None], 0), steps)
+        return Batches(whole[0], whole[1], np.where(np.arange(shape[1]) < steps[:, None], n[:, None], 0), steps)
     order = seeds.permutations(n, epochs, [seeds.key(*path, client) for client in clients])
     order[size == n] = np.arange(n.max())
     # Step s of a client takes places [j, j + 1) * size of its epoch's order, j = s modulo its steps an epoch.
@@ -64,7 +64,7 @@ def plan(task: Task, clients: Sequence[int], training: Training, *path: int | st
     chosen = order[row, np.minimum(epoch, epochs - 1)[:, :, None], np.minimum(place, n.max() - 1)]
     places = np.where(real, chosen, 0)
     batches = np.where(real, pool[starts[ids][:, None, None] + places], -1)
-    return Plan(batches, places, real.sum(2), steps)
+    return Batches(batches, places, real.sum(2), steps)
 
 
 class Group(NamedTuple):
@@ -78,7 +78,7 @@ class Group(NamedTuple):
     frozen: Tensors  # features by models that do not change, [rows, batch, width], where they are known already
 
 
-def groups_of(sizes: Integers, apart: bool) -> list[tuple[slice | Integers, int, bool]]:
+def group_clients(sizes: Integers, apart: bool) -> list[tuple[slice | Integers, int, bool]]:
     """Clients that can share a call: (rows, batch size, whether smaller batches are padded to it).
 
     One group, padded where batches differ; or groups of equal batches, where padding would change the numbers.
@@ -91,7 +91,7 @@ def groups_of(sizes: Integers, apart: bool) -> list[tuple[slice | Integers, int,
     return [(np.flatnonzero(sizes == size), int(size), False) for size in np.unique(sizes)[::-1]]
 
 
-def samples(
+def gather_samples(
     task: Task, rows: slice | Integers, index: Integers, padded: bool, draws: Tensor | None, frozen: Tensors
 ) -> Group:
     """Prepared samples and labels of stacked batches; padding repeats the sample at position 0."""
@@ -103,21 +103,23 @@ def samples(
     return Group(rows, index, x.view(*index.shape, *x.shape[1:]), y.view(index.shape), keep, frozen)
 
 
-def augmentation(task: Task, ids: Sequence[int], planned: Plan, seed: int, purpose: str, round: int) -> Tensor | None:
+def draw_augmentation(
+    task: Task, ids: Sequence[int], drawn: Batches, seed: int, purpose: str, round: int
+) -> Tensor | None:
     """Uniform draws `[m, steps, batch, draws]` for the augmentation, or None when there is none."""
     count = task.federation.preparation.draws
     if count == 0:
         return None
-    shape = (*planned.batches.shape[1:], count)
+    shape = (*drawn.positions.shape[1:], count)
     draws = torch.zeros(len(ids), *shape)
     for i, client in enumerate(ids):
-        width = int(planned.sizes[i].max())
-        steps = int(planned.steps[i])
+        width = int(drawn.sizes[i].max())
+        steps = int(drawn.steps[i])
         draws[i, :steps, :width] = seeds.uniform((steps, width, count), seed, purpose, "augment", round, client)
     return draws.to(task.device)
 
 
-def noise_of(
+def draw_noise(
     task: Task, ids: Sequence[int], seed: int, purpose: str, round: int, rows: Sequence[int], index: Integers, step: int
 ) -> Tensors:
     """The noise that the model takes in this step, for the clients in these rows, `[rows, batch, ...]`."""

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.local.objective import Start, asked, overrides
+from equipoise.local.objective import Start, collect_frozen_models, is_overridden
 from equipoise.local.trees import Tree, for_each
 from equipoise.models.pixels import store_by_pixel
 from equipoise.roles import Term
@@ -20,7 +20,7 @@ LIMIT = 1 << 28  # bytes of all features together
 
 
 @torch.no_grad()
-def frozen_features(
+def compute_frozen_features(
     task: Task, terms: Sequence[Term], start: Start, ids: Sequence[int], mine: Tree, visits: int
 ) -> Tensors:
     """Features of all the clients' samples by the models that the terms ask for, `[m, samples, width]`.
@@ -31,12 +31,12 @@ def frozen_features(
     _, starts = task.federation.training_positions
     held = np.diff(starts)[ids]
     in_batches = task.evaluates_in_batches or task.noise_in_evaluation or visits < held.sum()
-    if in_batches or not any(overrides(term, "frozen") for term in terms):
+    if in_batches or not any(is_overridden(term, "frozen") for term in terms):
         return {}
     count = len(ids)
 
     def models_of(_: Tensor, *mine: Tree) -> dict[str, Model]:
-        return asked(terms, start.received(*mine[:3]), mine[3])
+        return collect_frozen_models(terms, start.received(*mine[:3]), mine[3])
 
     def features_of(model: Model, x: Tensor) -> Tensor:
         stored, images = store_by_pixel(model.params, x) if count == 1 else (model.params, x)
@@ -69,7 +69,7 @@ def _everything(task: Task, ids: Sequence[int]) -> Iterator[Tensor]:
         yield x.view(*index.shape, *x.shape[1:])
 
 
-def looked_up(frozen: Tensors, places: Integers, rows: slice | Integers) -> Tensors:
+def look_up_features(frozen: Tensors, places: Integers, rows: slice | Integers) -> Tensors:
     """The features of the samples at these places, for some of the clients at work."""
     found: Tensors = {}
     for name, value in frozen.items():

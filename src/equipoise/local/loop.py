@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.local.batches import Group, augmentation, groups_of, noise_of, plan, samples
-from equipoise.local.frozen import frozen_features, looked_up
-from equipoise.local.objective import Moment, Start
+from equipoise.local.batches import Group, draw_augmentation, draw_batches, draw_noise, gather_samples, group_clients
+from equipoise.local.frozen import compute_frozen_features, look_up_features
+from equipoise.local.objective import Start, StepTime
 from equipoise.local.steps import AutogradSteps, Cohort, FactoredSteps, Steps
 from equipoise.local.trees import pick
 from equipoise.roles import Term
@@ -48,37 +48,37 @@ def fit(
     `watch(step, clients, params, buffers)` sees the models after every step, and ends the training when it says so.
     """
     training = training or task.training
-    planned = plan(task, clients, training, seed, purpose, round)
+    drawn = draw_batches(task, clients, training, seed, purpose, round)
     # Clients with the most steps first: those still at work are always the first ones of the stack.
-    order = np.argsort(-planned.steps, kind="stable")
-    planned = planned.ordered(order)
+    order = np.argsort(-drawn.steps, kind="stable")
+    drawn = drawn.ordered(order)
     ids = [clients[i] for i in order]
     there = torch.from_numpy(order).to(task.device)
     mine = pick(start.per_client, there)
     values = pick(params, there)  # indexing copies
     statistics = pick(buffers, there)
-    draws = augmentation(task, ids, planned, seed, purpose, round)
-    frozen = frozen_features(task, terms, start, ids, mine, int(planned.sizes.sum())) if draws is None else {}
-    losses = torch.zeros(planned.sizes.shape[1], len(clients), device=task.device)
+    draws = draw_augmentation(task, ids, drawn, seed, purpose, round)
+    frozen = compute_frozen_features(task, terms, start, ids, mine, int(drawn.sizes.sum())) if draws is None else {}
+    losses = torch.zeros(drawn.sizes.shape[1], len(clients), device=task.device)
 
-    cohort = Cohort(task, terms, start, mine, values, training, Moment(0, round, rounds, training.lr))
-    if task.factored is not None and training.plain:
+    cohort = Cohort(task, terms, start, mine, values, training, StepTime(0, round, rounds, training.lr))
+    if task.factored is not None and training.is_plain_sgd:
         advance: Steps = FactoredSteps(cohort)
     else:
-        advance = AutogradSteps(cohort, statistics, partial(noise_of, task, ids, seed, purpose, round))
-    same = planned.repeats and draws is None
+        advance = AutogradSteps(cohort, statistics, partial(draw_noise, task, ids, seed, purpose, round))
+    same = drawn.repeats and draws is None
     groups: list[Group] = []
-    changed = np.any(np.diff(planned.sizes, axis=1, prepend=-1), axis=0).tolist()
-    for step, sizes in enumerate(planned.sizes.T):
+    changed = np.any(np.diff(drawn.sizes, axis=1, prepend=-1), axis=0).tolist()
+    for step, sizes in enumerate(drawn.sizes.T):
         if changed[step]:
             working = int(np.count_nonzero(sizes))
-            together = groups_of(sizes[:working], task.batch_statistics)
+            together = group_clients(sizes[:working], task.batch_statistics)
             groups.clear()
         if not same or not groups:
             groups = [
-                samples(task, rows, planned.batches[:working][rows, step, :size], padded,
+                gather_samples(task, rows, drawn.positions[:working][rows, step, :size], padded,
                          None if draws is None else draws[:working][rows, step, :size],
-                         looked_up(frozen, planned.places[:working, step, :size], rows))
+                         look_up_features(frozen, drawn.places[:working, step, :size], rows))
                 for rows, size, padded in together
             ]  # fmt: skip
         for group, base in zip(groups, advance(step, working, groups), strict=True):
@@ -87,7 +87,7 @@ def fit(
             break
 
     back = torch.from_numpy(np.argsort(order)).to(task.device)
-    counts = torch.from_numpy(planned.sizes).to(task.device)
-    done = torch.from_numpy(planned.steps).to(task.device, losses.dtype)
+    counts = torch.from_numpy(drawn.sizes).to(task.device)
+    done = torch.from_numpy(drawn.steps).to(task.device, losses.dtype)
     loss = (losses.T * counts).sum(1) / counts.sum(1)
     return Fitted(pick(values, back), pick(statistics, back), done[back], loss[back])

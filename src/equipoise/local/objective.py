@@ -41,7 +41,7 @@ class Start:
         return Received(params, buffers, self.shared, own, self.layout)
 
 
-class Moment(NamedTuple):
+class StepTime(NamedTuple):
     """When a local step happens."""
 
     done: int  # local steps before this one
@@ -50,8 +50,8 @@ class Moment(NamedTuple):
     lr: float
 
 
-def objective_of(
-    task: Task, terms: Sequence[Term], start: Start, moment: Moment
+def build_objective(
+    task: Task, terms: Sequence[Term], start: Start, time: StepTime
 ) -> Callable[..., tuple[Tensor, Tensor]]:
     """The local loss of one client on one batch, from its cross-entropies and the outputs of its model: (total, base)."""
 
@@ -73,9 +73,9 @@ def objective_of(
             with torch.no_grad():
                 frozen = {
                     name: task.apply(model.params, model.buffers, x).features
-                    for name, model in asked(terms, received, states).items()
+                    for name, model in collect_frozen_models(terms, received, states).items()
                 }
-        local = Local(out, x, y, keep, params, received, states, *moment, frozen)
+        local = Local(out, x, y, keep, params, received, states, *time, frozen)
         base = local.mean(losses.detach())
         for term in terms:
             losses = term.base(losses, local)
@@ -84,7 +84,7 @@ def objective_of(
             extra = term.loss(local)
             if extra is not None:
                 total = total + local.mean(extra)
-        for term in scaling(terms):
+        for term in select_scaling(terms):
             total = total * term.scale(base, received)
         return total, base
 
@@ -96,11 +96,11 @@ def cross_entropy(out: Outputs, y: Tensor) -> Tensor:
     return F.cross_entropy(out.logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
 
 
-def losses_of(
-    task: Task, terms: Sequence[Term], start: Start, moment: Moment, mode: Mode, count: int
+def build_losses(
+    task: Task, terms: Sequence[Term], start: Start, time: StepTime, mode: Mode, count: int
 ) -> Callable[..., tuple[Tensor, Tensor, Tensors]]:
     """The local losses of `count` stacked clients on one batch each: (total [m], base [m], next buffers)."""
-    objective = objective_of(task, terms, start, moment)
+    objective = build_objective(task, terms, start, time)
 
     def alone(
         params: Tensors, buffers: Tensors, noise: Tensors, x: Tensor, y: Tensor, *rest: Tree
@@ -125,15 +125,15 @@ def losses_of(
     return together if count > 1 and task.stacked is not None else for_each(alone, count)
 
 
-def overrides(term: Term, hook: str) -> bool:
+def is_overridden(term: Term, hook: str) -> bool:
     return getattr(type(term), hook) is not getattr(Term, hook)
 
 
-def scaling(terms: Sequence[Term]) -> list[Term]:
-    return [term for term in terms if overrides(term, "scale")]
+def select_scaling(terms: Sequence[Term]) -> list[Term]:
+    return [term for term in terms if is_overridden(term, "scale")]
 
 
-def asked(terms: Sequence[Term], received: Received, states: ClientState) -> dict[str, Model]:
+def collect_frozen_models(terms: Sequence[Term], received: Received, states: ClientState) -> dict[str, Model]:
     return {name: model for term in terms for name, model in term.frozen(received, states).items()}
 
 
@@ -144,11 +144,11 @@ class Force(NamedTuple):
     constant: Tensor  # [m, ...]
 
 
-def forces_of(terms: Sequence[Term], start: Start, mine: Tree, count: int) -> dict[str, Force]:
+def sum_forces(terms: Sequence[Term], start: Start, mine: Tree, count: int) -> dict[str, Force]:
     """The sum of the terms' forces. They do not change during a round."""
     forces: dict[str, Force] = {}
     for term in terms:
-        if not overrides(term, "force"):
+        if not is_overridden(term, "force"):
             continue
 
         def force(_: Tensor, *mine: Tree, term: Term = term) -> Tensors:

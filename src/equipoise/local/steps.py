@@ -12,14 +12,14 @@ from torch import Tensor
 from equipoise.local.batches import Group
 from equipoise.local.objective import (
     Force,
-    Moment,
     Start,
+    StepTime,
+    build_losses,
+    build_objective,
     cross_entropy,
-    forces_of,
-    losses_of,
-    objective_of,
-    overrides,
-    scaling,
+    is_overridden,
+    select_scaling,
+    sum_forces,
 )
 from equipoise.local.trees import Tree, for_each, pick, tree_map
 from equipoise.roles import Term
@@ -42,11 +42,11 @@ class Cohort(NamedTuple):
     mine: Tree  # in the order of `Start.per_client`
     values: Tensors  # [m, ...], changed in place
     training: Training
-    moment: Moment
+    time: StepTime
 
     @property
     def forces(self) -> dict[str, Force]:
-        return forces_of(self.terms, self.start, self.mine, len(next(iter(self.values.values()))))
+        return sum_forces(self.terms, self.start, self.mine, len(next(iter(self.values.values()))))
 
 
 class Stack(NamedTuple):
@@ -67,12 +67,12 @@ class FactoredSteps:
     """
 
     def __init__(self, cohort: Cohort) -> None:
-        self.task, self.terms, self.start, mine, values, self.training, self.moment = cohort
+        self.task, self.terms, self.start, mine, values, self.training, self.time = cohort
         momenta = {n: torch.zeros_like(v) for n, v in values.items()} if self.training.momentum else {}
         self.everyone = Stack(values, momenta, mine, cohort.forces)
-        self.correcting = any(overrides(term, "correct") for term in self.terms)
-        self.changing = any(overrides(term, hook) for term in self.terms for hook in ("base", "loss"))
-        self.scaling = scaling(self.terms)
+        self.correcting = any(is_overridden(term, "correct") for term in self.terms)
+        self.changing = any(is_overridden(term, hook) for term in self.terms for hook in ("base", "loss"))
+        self.scaling = select_scaling(self.terms)
         self.working = 0
 
     def __call__(self, step: int, working: int, groups: list[Group]) -> list[Tensor]:
@@ -118,7 +118,7 @@ class FactoredSteps:
     def _differentiated(self, step: int, out: Outputs, group: Group) -> tuple[Tensor, OutputGradient, Tensors]:
         """By autograd, but only back to the outputs; and what terms that look at the weights themselves add to them."""
         out, params = tree_map(lambda tensor: tensor.detach().requires_grad_(), (out, self.stack.values))
-        objective = objective_of(self.task, self.terms, self.start, self.moment._replace(done=step))
+        objective = build_objective(self.task, self.terms, self.start, self.time._replace(done=step))
         total, loss = for_each(objective, len(group.x))(
             cross_entropy(out, group.y), out, params, group.x, group.y, group.keep, group.frozen, *self.stack.mine
         )
@@ -168,34 +168,34 @@ class FactoredSteps:
 
 
 class AutogradSteps:
-    """Any model, any terms, any optimiser of torch."""
+    """Any model, any terms, any optimizer of torch."""
 
     def __init__(
         self, cohort: Cohort, statistics: Tensors, noise: Callable[[Sequence[int], Integers, int], Tensors]
     ) -> None:
-        self.task, self.terms, self.start, self.mine, self.values, self.training, self.moment = cohort
+        self.task, self.terms, self.start, self.mine, self.values, self.training, self.time = cohort
         self.statistics, self.noise, self.forces = statistics, noise, cohort.forces
         self.leaves: Tensors = {}
-        self.optimiser: torch.optim.Optimizer | None = None
+        self.optimizer: torch.optim.Optimizer | None = None
         self.working = 0
 
     def __call__(self, step: int, working: int, groups: list[Group]) -> list[Tensor]:
         if working != self.working:  # the clients still at work are the first ones: go on with their part of the stack
             leaves = {name: value[:working].detach().requires_grad_() for name, value in self.values.items()}
-            self.optimiser = _optimiser(self.training, self.optimiser, self.leaves, leaves)
+            self.optimizer = _optimizer(self.training, self.optimizer, self.leaves, leaves)
             self.leaves, self.working = leaves, working
-        assert self.optimiser is not None
+        assert self.optimizer is not None
         gradients: dict[str, Tensor | None] = dict.fromkeys(self.leaves)
         bases = []
         at_work = pick(self.mine, slice(working))
         for group in groups:
             everyone = isinstance(group.rows, slice)
             single = self.task.batch_statistics and group.batch.shape[1] == 1
-            total, base, after = losses_of(
+            total, base, after = build_losses(
                 self.task,
                 self.terms,
                 self.start,
-                self.moment._replace(done=step),
+                self.time._replace(done=step),
                 "single" if single else "train",
                 len(group.x),
             )(
@@ -220,15 +220,15 @@ class AutogradSteps:
             gradients = _clipped(gradients, self.training.clip)
         for name, leaf in self.leaves.items():
             leaf.grad = gradients[name]
-        self.optimiser.step()
+        self.optimizer.step()
         return bases
 
 
-def _optimiser(
+def _optimizer(
     training: Training, before: torch.optim.Optimizer | None, leaves: Tensors, shrunk: Tensors
 ) -> torch.optim.Optimizer:
-    """An optimiser for the clients still at work, which goes on with the state it has."""
-    after = training.optimiser(shrunk.values())
+    """An optimizer for the clients still at work, which goes on with the state it has."""
+    after = training.build_optimizer(shrunk.values())
     if before is not None:
         for old, new in zip(leaves.values(), shrunk.values(), strict=True):
             after.state[new] = {
@@ -260,7 +260,7 @@ def _corrected(
     gradients = {**gradients} | {
         name: value.add(force.constant).add_(params[name], alpha=force.pull) for name, (force, value) in pushed.items()
     }
-    correcting = [term for term in terms if overrides(term, "correct")]
+    correcting = [term for term in terms if is_overridden(term, "correct")]
     if not correcting:
         return dict(gradients)
 

@@ -1,5 +1,84 @@
-"""What a method is, and what its author needs."""
+"""What the author of a method needs: the roles to play, what they are handed, and `register` to give the result a name.
 
-from equipoise.method.method import CHAINS, METHODS, ROLES, Method, parse, register
+Building blocks that the library's own methods share are in `equipoise.parts`, the finished methods in `equipoise.methods`.
+"""
 
-__all__ = ["CHAINS", "METHODS", "ROLES", "Method", "parse", "register"]
+from equipoise.grammar import require
+from equipoise.method.registry import METHODS, register
+from equipoise.method.value import ROLES, Method
+from equipoise.roles import Beginning, Mark, Merge, Part, Phase, Report, Scored, Shape, Share, Step, Term, Weigh, Wrap
+from equipoise.types import (
+    PERSONAL,
+    PERSONAL_LOGITS,
+    REPORTS,
+    ClientState,
+    EquipoiseError,
+    Layout,
+    Local,
+    Merged,
+    Model,
+    Outputs,
+    PerClient,
+    Received,
+    Reports,
+    Round,
+    Samples,
+    Sent,
+    Setting,
+    Shaped,
+    Shared,
+    State,
+    Stepped,
+    Tensors,
+    Trained,
+    Weighed,
+    define_report,
+)
+from equipoise.updates import Updates
+
+__all__ = [
+    "METHODS",
+    "PERSONAL",
+    "PERSONAL_LOGITS",
+    "REPORTS",
+    "ROLES",
+    "Beginning",
+    "ClientState",
+    "EquipoiseError",
+    "Layout",
+    "Local",
+    "Mark",
+    "Merge",
+    "Merged",
+    "Method",
+    "Model",
+    "Outputs",
+    "Part",
+    "PerClient",
+    "Phase",
+    "Received",
+    "Report",
+    "Reports",
+    "Round",
+    "Samples",
+    "Scored",
+    "Sent",
+    "Setting",
+    "Shape",
+    "Shaped",
+    "Share",
+    "Shared",
+    "State",
+    "Step",
+    "Stepped",
+    "Tensors",
+    "Term",
+    "Trained",
+    "Updates",
+    "Weigh",
+    "Weighed",
+    "Wrap",
+    "define_report",
+    "register",
+    "require",
+]

@@ -1,40 +1,37 @@
 """A user's own files, imported before anything is parsed: the methods in them then have names, on the command line too.
 
-`EQUIPOISE_PLUGINS` names the files, so that worker processes import them as well.
+Files are imported where `load_plugins` is called, and in the worker processes of that process; nothing else names one.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from equipoise.method import METHODS, Method
-from equipoise.types import EquipoiseError
+from equipoise.errors import EquipoiseError
+from equipoise.method.registry import METHODS
+from equipoise.method.value import Method
 
-VARIABLE = "EQUIPOISE_PLUGINS"
-
-
-def load(files: Sequence[Path | str]) -> None:
-    """Import these files, here and in every process that is started from here."""
-    named = [Path(file).expanduser().resolve() for file in files]
-    for file in named:
-        _import(file)
-    before = [known for known in os.environ.get(VARIABLE, "").split(os.pathsep) if known]
-    both = dict.fromkeys([*before, *map(str, named)])
-    if both:
-        os.environ[VARIABLE] = os.pathsep.join(both)
+_LOADED: dict[Path, None] = {}  # in the order in which they were asked for
 
 
-def load_named() -> None:
-    """Import the files that the environment names."""
-    load([file for file in os.environ.get(VARIABLE, "").split(os.pathsep) if file])
+def load_plugins(files: Sequence[Path | str]) -> None:
+    """Import these files. A file that was imported before is not imported again."""
+    for file in (Path(one).expanduser().resolve() for one in files):
+        if file not in _LOADED:
+            _import(file)
+            _LOADED[file] = None
 
 
-def code_of(method: Method) -> dict[str, str]:
+def loaded_plugins() -> tuple[Path, ...]:
+    """The files that this process has imported: a worker process is told to import them, too."""
+    return tuple(_LOADED)
+
+
+def hash_own_code(method: Method) -> dict[str, str]:
     """The files of a method's functions and parts that are not Equipoise's own, each with a hash of what it holds."""
     used = [*map(type, method.parts), *(METHODS[call.name].function for call in method.calls)]
     modules = {one.__module__: sys.modules.get(one.__module__) for one in used}
@@ -56,6 +53,8 @@ def _import(file: Path) -> None:
         raise EquipoiseError(f"Cannot import the plugin `{file}`: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(str(file.parent))
-        sys.path.append(str(file.parent))  # workers find the module by its name, and nothing of ours is hidden by it
+        sys.path.append(
+            str(file.parent)
+        )  # what travels to workers names the module, and nothing of ours is hidden by it
     if Path(getattr(module, "__file__", None) or "").resolve() != file:
         raise EquipoiseError(f"The plugin `{file}` has the name of another module, `{file.stem}`: rename the file.")

@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Literal, NamedTuple, get_args
 
 from equipoise.grammar import did_you_mean
-from equipoise.method import METHODS, Method
-from equipoise.parts.merges import WeightedSum
-from equipoise.roles import Weigh
+from equipoise.method.registry import METHODS
+from equipoise.method.value import Method, reason_for_rows
 from equipoise.types import REPORTS, EquipoiseError
 
 Protection = Literal["none", "secure-aggregation", "differential-privacy"]
@@ -21,24 +20,24 @@ class Revealed(NamedTuple):
 
     update: Literal["only in a weighted sum", "each"]  # whether it needs single updates
     reports: tuple[str, ...]  # values of this site alone, names of `REPORTS`
-    kept: tuple[str, ...]  # parts whose memory holds something for each site between rounds
+    kept: tuple[str, ...]  # what it remembers of each site between rounds, in words
 
 
-def revealed(method: Method) -> Revealed:
+def list_revealed(method: Method) -> Revealed:
     """What the method needs to see of each site.
 
-    >>> from equipoise import parse
-    >>> revealed(parse("fedavg"))
+    >>> from equipoise.methods import parse
+    >>> list_revealed(parse("fedavg"))
     Revealed(update='only in a weighted sum', reports=('samples',), kept=())
-    >>> revealed(parse("qffl")).update
+    >>> list_revealed(parse("qffl")).update
     'each'
     """
     names = tuple(dict.fromkeys(name for report in method.reports for name in report.gives if name in REPORTS))
-    kept = tuple(part.key for part in method.parts if part.keeps_updates)
+    kept = tuple(dict.fromkeys(part.remembers for part in method.parts if part.remembers))
     return Revealed("only in a weighted sum" if method.streams else "each", names, kept)
 
 
-def reason_against(method: Method, protection: Protection) -> str | None:
+def find_obstacle(method: Method, protection: Protection) -> str | None:
     """Why a method does not work under a protection; None if it does.
 
     Secure aggregation shows the server only `sum(w * update)` and `sum(w)`, with a weight `w` that each site chooses from what
@@ -48,18 +47,11 @@ def reason_against(method: Method, protection: Protection) -> str | None:
     """
     if protection == "none":
         return None
-    if method.pooled:
+    if method.is_pooled:
         return "it trains on all data in one place"
-    if method.shape:
-        return f"`{method.shape[0].key}` edits single updates before they are summed"
-    if not isinstance(method.merge, WeightedSum):
-        return f"`{method.merge.key}` merges single updates otherwise than by a weighted sum"
-    if type(method.weigh).raw is Weigh.raw:
-        return f"`{method.weigh.key}` finds the weights at the server, from each site's reports or updates"
-    step = next((step for step in method.step if not step.streams), None)
-    if step is not None:
-        return f"`{step.key}` looks at single updates"
-    extra = [name for name in revealed(method).reports if name != "samples"]
+    if why := reason_for_rows(method):
+        return why
+    extra = [name for name in list_revealed(method).reports if name != "samples"]
     if extra:
         return f"sites report {', '.join(f'`{name}`' for name in extra)} each by itself, outside of the sum"
     return None
@@ -72,15 +64,15 @@ def refuse_unprotected(method: Method, protection: Protection) -> None:
             f"Protection must be one of {', '.join(get_args(Protection))}. Found {protection!r}."
             + did_you_mean(str(protection), get_args(Protection))
         )
-    why = reason_against(method, protection)
+    why = find_obstacle(method, protection)
     if why:
-        able = [name for name, entry in METHODS.items() if reason_against(entry.function(), protection) is None]
+        able = [name for name, entry in METHODS.items() if find_obstacle(entry.function(), protection) is None]
         raise EquipoiseError(
             f"`{method}` does not work under {protection.replace('-', ' ')}: {why}. Methods that do: {', '.join(able)}."
         )
 
 
-def table() -> str:
+def write_table() -> str:
     """The table of all methods, in Markdown."""
     lines = [
         "| method | the update | reported by each site | remembered of each site | secure aggregation, differential privacy |"
@@ -88,10 +80,10 @@ def table() -> str:
     lines.append("|---|---|---|---|---|")
     for name, entry in METHODS.items():
         method = entry.function()
-        found = revealed(method)
-        why = reason_against(method, "secure-aggregation")
+        found = list_revealed(method)
+        why = find_obstacle(method, "secure-aggregation")
         verdict = "yes" if why is None else f"no: {why}"
-        update = "all data" if method.pooled else found.update
+        update = "all data" if method.is_pooled else found.update
         cells = (f"`{name}`", update, ", ".join(found.reports), ", ".join(found.kept) or "-", verdict)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)

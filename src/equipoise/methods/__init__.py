@@ -1,5 +1,6 @@
-"""The methods, a file a paper. Each function returns a `Method`."""
+"""The methods, a file per paper. Each function returns a `Method`; `parse` finds them by name."""
 
+from equipoise.method.registry import METHODS, parse
 from equipoise.methods.afl import afl
 from equipoise.methods.ditto import ditto
 from equipoise.methods.eagle import eagle
@@ -31,6 +32,7 @@ from equipoise.methods.scaffold import scaffold
 from equipoise.methods.term import term
 
 __all__ = [
+    "METHODS",
     "afl",
     "centralised",
     "daa",
@@ -60,6 +62,7 @@ __all__ = [
     "gifair",
     "local_only",
     "moon",
+    "parse",
     "propfair",
     "qffl",
     "scaffold",

@@ -47,10 +47,13 @@ class SimplexAscent(Weigh):
     def needs(self) -> tuple[str, ...]:
         return ("loss",)
 
+    @property
+    def remembers(self) -> str:
+        return "its weight"
+
     def __call__(self, round: Round, state: State) -> Weighed:
         loss = round.reports["loss"].double()
-        known = state.get("lambda", PerClient())
-        assert isinstance(known, PerClient)
+        known = state.rows("lambda")
         seen = sorted({*known, *round.clients})
         total = max(len(seen), round.setting.num_clients or 0)
         unseen = loss.new_tensor(1 / total) if known.default is None else known.default
@@ -83,16 +86,15 @@ class ForgetfulAscent(Weigh):
 class MeanOfRounds(Step):
     """Leaves the direction as it is; what is scored is the mean of all rounds' models."""
 
-    last: ClassVar[bool] = True
+    comes_last: ClassVar[bool] = True
+    reads_updates: ClassVar[bool] = False
 
     @property
-    def evaluates(self) -> str | None:
+    def scored_iterate(self) -> str | None:
         return "mean of the rounds' models"
 
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
-        before, count = state.get("mean", round.theta), state.get("count", torch.tensor(0))
-        assert isinstance(before, Tensor)
-        assert isinstance(count, Tensor)
+        before, count = state.tensor("mean", round.theta), state.tensor("count", torch.tensor(0))
         share = 1 / (int(count) + 1)  # of this round's model in the mean
         mean = torch.lerp(before, round.theta, share).add_(direction, alpha=share)
         return Stepped(direction, {"mean": mean, "count": count + 1}, mean)
@@ -108,13 +110,13 @@ def afl(
     gamma: float = 0.01,
     lambda_first: bool = False,
     evaluate: Literal["mean", "last"] = "mean",
-    compat: bool = False,
+    variant: Literal["paper", "released"] = "paper",
 ) -> Method:
     """`gamma` is the step of the ascent; at 0 the weights stay equal. `lambda_first` climbs before it weighs. `evaluate`
-    says which model is scored: the mean of all rounds' models, as the theory has it, or the last. `compat=True` follows a
-    public benchmark's code: no memory, losses of the trained models, a floor, the last model."""
+    says which model is scored: the mean of all rounds' models, as the theory has it, or the last. `variant="released"` follows
+    a public benchmark's code: no memory, losses of the trained models, a floor, the last model."""
     require(gamma >= 0, "gamma", "at least 0", gamma)
-    if compat:
+    if variant == "released":
         return Method(reports=(TrainedLoss(),), weigh=ForgetfulAscent(gamma))
     steps = (MeanOfRounds(),) if evaluate == "mean" else ()
     return Method(reports=(GlobalLoss(),), weigh=SimplexAscent(gamma, lambda_first), step=steps)

@@ -13,8 +13,17 @@ from torch import Tensor, nn
 from equipoise.grammar import require
 from equipoise.method import Method, register
 from equipoise.roles import Mark, Scored, Term, Wrap
-from equipoise.task import PERSONAL_LOGITS
-from equipoise.types import ClientState, Factored, Factors, Local, OutputGradient, Outputs, Received, Tensors
+from equipoise.types import (
+    PERSONAL_LOGITS,
+    ClientState,
+    Factored,
+    Factors,
+    Local,
+    OutputGradient,
+    Outputs,
+    Received,
+    Tensors,
+)
 
 
 class Twin(nn.Module):

@@ -27,7 +27,7 @@ PATIENCE = 10
 
 
 def gap_weights(gap: Tensor, lam: float, norm: Norm = "none", floor: float | None = None) -> Tensor:
-    """A weight a client from the loss gaps of the round's participants; they may be negative, as in the paper.
+    """A weight per client from the loss gaps of the round's participants; they may be negative, as in the paper.
 
     >>> gap_weights(torch.tensor([0.1, 0.3]), lam=1.0)
     tensor([0.2000, 1.8000])
@@ -68,7 +68,7 @@ class LossGap(Report):
     def start(self, beginning: Beginning) -> list[Tensors]:
         """Each client trains the first model alone until its training loss is flat, or for `epochs`."""
         splits = dict.fromkeys(("train", self.split, *(("validation",) if self.lstar == "best_val" else ())))
-        curves = beginning.alone(self.epochs, tuple(splits), is_flat)
+        curves = beginning.train_alone(self.epochs, tuple(splits), is_flat)
         judged = curves[self.split]
         last, best = (~judged.isnan()).sum(1) - 1, curves.get("validation", judged).nan_to_num(torch.inf).argmin(1)
         chosen = last if self.lstar == "final" else best
@@ -105,6 +105,8 @@ class ScaledLoss(Term):
 class GapShare(Share):
     """`weight`: each participant's next weight; who was absent keeps the last one."""
 
+    reads_updates: ClassVar[bool] = False
+
     lam: float
     norm: Norm
     floor: float | None
@@ -119,6 +121,10 @@ class GapShare(Share):
         return ("shared weight",)
 
     @property
+    def remembers(self) -> str:
+        return "its next weight"
+
+    @property
     def phases(self) -> tuple[Phase, ...]:
         return ("probe",) if self.early else ("train",)
 
@@ -126,9 +132,7 @@ class GapShare(Share):
         return {"weight": first_weights(self.norm, cohort)}
 
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
-        last = state.get("weight", PerClient())
-        assert isinstance(last, PerClient)
-        last = PerClient(last, first_weights(self.norm, len(round.clients)).default)
+        last = state.rows("weight", default=first_weights(self.norm, len(round.clients)).default)
         weights = last.put(round.clients, gap_weights(round.reports["gap"].double(), self.lam, self.norm, self.floor))
         return Sent({"weight": weights}, {"weight": weights})
 
@@ -142,13 +146,22 @@ def first_weights(norm: Norm, cohort: int) -> PerClient:
 class GapWeigh(Weigh):
     """The same weights on the updates instead of on the local losses: `w_k / m`."""
 
-    simplex: ClassVar[bool] = False
-    positive: ClassVar[bool] = False
-
     lam: float
     norm: Norm
     floor: float | None
     lag: Literal[0, 1]
+
+    @property
+    def is_convex(self) -> bool:
+        return False
+
+    @property
+    def is_non_negative(self) -> bool:
+        return self.floor is not None
+
+    @property
+    def remembers(self) -> str:
+        return "its next weight" if self.lag else ""
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -156,13 +169,11 @@ class GapWeigh(Weigh):
 
     def __call__(self, round: Round, state: State) -> Weighed:
         gap = round.reports["gap"].double()
-        last = state.get("weight", PerClient())
-        assert isinstance(last, PerClient)
-        last = PerClient(last, first_weights(self.norm, len(round.clients)).default)
+        last = state.rows("weight", default=first_weights(self.norm, len(round.clients)).default)
         fresh = gap_weights(gap, self.lam, self.norm, self.floor)
         used = fresh if self.lag == 0 else last.take(round.clients)
-        state = {"weight": last.put(round.clients, fresh)} if self.lag else {}
-        return Weighed(used / len(used), state, figures={"gap": gap, "w": used})
+        kept = {"weight": last.put(round.clients, fresh)} if self.lag else {}
+        return Weighed(used / len(used), kept, figures={"gap": gap, "w": used})
 
 
 @register(

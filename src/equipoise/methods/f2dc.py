@@ -1,7 +1,7 @@
 """F2DC: features are decoupled into domain-robust and domain-related ones, the latter are calibrated, and models are
 averaged with domain-aware weights. Wang et al., arXiv 2603.14238.
 
-`variant="paper"`: deterministic evaluation, domain-aware aggregation, the run's optimiser. `variant="released"`: what the
+`variant="paper"`: deterministic evaluation, domain-aware aggregation, the run's optimizer. `variant="released"`: what the
 public code does: noise in evaluation too, aggregation by samples, SGD 0.1 without momentum or decay.
 """
 
@@ -216,26 +216,29 @@ class DomainAware(Weigh):
     def needs(self) -> tuple[str, ...]:
         return ("samples",) if self.counts == "size" else ("samples", "class_counts")
 
+    @property
+    def remembers(self) -> str:
+        return "its samples of each class" if self.counts == "class" else ""
+
     def __call__(self, round: Round, state: State) -> Weighed:
         who = "domain-aware aggregation"
         samples = round.reports["samples"].double()
         share = samples / round.known("total_samples", who)
         ideal = 1 / round.known("num_domains", who)
+        kept: dict[str, PerClient] = {}
         if self.counts == "size":  # the paper's approximation: every class has the client's share of all samples
             classes = round.known("num_classes", who)
             discrepancy = (classes / 2) ** 0.5 * (share - ideal).abs()
         else:
-            known = state.get("counts", PerClient())
-            assert isinstance(known, PerClient)
             counts = round.reports["class_counts"].double()
-            known = known.put(round.clients, counts.clone())
+            known = state.rows("counts").put(round.clients, counts.clone())
             totals = known.take(known).sum(0)
             present = totals > 0
             shares = counts[:, present] / totals[present]
             discrepancy = (0.5 * (shares - ideal).square().sum(1)).sqrt()
-            state = {"counts": known}
+            kept = {"counts": known}
         strength = torch.sigmoid(self.a * share - self.b * discrepancy)
-        return Weighed(strength / strength.sum(), state, figures={"samples": samples, "discrepancy": discrepancy})
+        return Weighed(strength / strength.sum(), kept, figures={"samples": samples, "discrepancy": discrepancy})
 
 
 @register(title="Domain-aware weights, F2DC's aggregation alone", reference=REFERENCE)

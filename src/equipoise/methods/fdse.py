@@ -19,10 +19,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from equipoise.grammar import require
 from equipoise.method import Method, register
 from equipoise.parts.minnorm import min_norm_weights
+from equipoise.parts.reports import PersonalTensors
 from equipoise.parts.terms import unit
 from equipoise.parts.weights import Uniform
-from equipoise.roles import Mark, Merge, Report, Scored, Share, Term, Wrap
-from equipoise.types import Layout, Local, Merged, Outputs, PerClient, Round, Sent, State, Tensors, Trained
+from equipoise.roles import Mark, Merge, Scored, Share, Term, Wrap
+from equipoise.types import PERSONAL, Layout, Local, Merged, Outputs, PerClient, Round, Sent, State
 from equipoise.updates import STILL, gram
 
 ERASER = ("dse", "dse_norm")  # the modules of a split layer that are the client's own
@@ -214,7 +215,7 @@ class Consensus(Merge):
     Clients that did not move in a tensor have no direction there, and are left out of it.
     """
 
-    weighs: ClassVar[bool] = False
+    uses_weights: ClassVar[bool] = False
 
     def __call__(self, round: Round, weights: Tensor) -> Merged:
         layout = round.setting.layout
@@ -234,18 +235,6 @@ class Consensus(Merge):
         return Merged(direction, used.to(rows.dtype))
 
 
-@dataclass(frozen=True)
-class PersonalTensors(Report):
-    """`personal`: the client's personal tensors as one row."""
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("personal",)
-
-    def __call__(self, trained: Trained) -> Tensors:
-        return {"personal": trained.personal.join(trained.params)}
-
-
 def mixed_by_similarity(rows: Tensor, tau: float) -> tuple[Tensor, Tensor]:
     """For each row the average of all rows with weights `softmax(cosine / tau)`, and the weights."""
     directions = unit(rows)
@@ -257,26 +246,30 @@ def mixed_by_similarity(rows: Tensor, tau: float) -> tuple[Tensor, Tensor]:
 class SimilarityMix(Share):
     """Each participant's next personal row; an absent client keeps its last one, a new one starts from the mean."""
 
+    reads_updates: ClassVar[bool] = False
+
     tau: float
 
     @property
     def needs(self) -> tuple[str, ...]:
-        return ("personal", "personal tensors")
+        return (PERSONAL, "personal tensors")
 
     @property
     def gives(self) -> tuple[str, ...]:
         return ("shared personal tensors",)
 
+    @property
+    def remembers(self) -> str:
+        return "its erasers, mixed with the others'"
+
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
-        rows = round.reports["personal"]
+        rows = round.reports[PERSONAL]
         layout = round.setting.personal or Layout(("personal",), ((rows.shape[1],),))
         mixed = torch.zeros_like(rows)
         for columns in layout.slices:
             mixed[:, columns] = mixed_by_similarity(rows[:, columns], self.tau)[0]
-        before = state.get("personal", PerClient())
-        assert isinstance(before, PerClient)
-        after = PerClient(before.put(round.clients, mixed), mixed.mean(0))
-        return Sent({"personal": after}, {"personal": after})
+        after = PerClient(state.rows("personal").put(round.clients, mixed), mixed.mean(0))
+        return Sent({PERSONAL: after}, {"personal": after})
 
 
 @register(

@@ -9,7 +9,7 @@ from equipoise.method import Method, register
 from equipoise.parts.weights import BySamples, Uniform
 
 REFERENCE = "McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017"
-# One full-batch gradient step, as a demand on the local optimiser.
+# One full-batch gradient step, as a demand on the local optimizer.
 ONE_STEP: tuple[tuple[str, Value], ...] = (("steps", 1), ("batch", None), ("momentum", 0.0), ("optimizer", "SGD"))
 
 

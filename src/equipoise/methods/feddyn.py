@@ -44,14 +44,12 @@ class DriftCorrection(Step):
     evaluate: Literal["mean", "server"] = "mean"
 
     @property
-    def evaluates(self) -> str | None:
+    def scored_iterate(self) -> str | None:
         return "mean of the local models" if self.evaluate == "mean" else None
 
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
         moved = round.reported.sum(0) / round.known("num_clients", "feddyn")
-        before = state.get("drift", torch.zeros_like(moved))
-        assert isinstance(before, Tensor)
-        drift = before + moved
+        drift = state.tensor("drift", torch.zeros_like(moved)) + moved
         mean = round.theta + direction if self.evaluate == "mean" else None
         return Stepped(direction + drift, {"drift": drift}, mean)
 
@@ -64,14 +62,14 @@ def feddyn(
     alpha: float = 0.01,
     clip: float | None = 10.0,
     evaluate: Literal["mean", "server"] = "mean",
-    compat: bool = False,
+    variant: Literal["paper", "released"] = "paper",
 ) -> Method:
     """`clip` bounds the gradient's norm, as the authors' code does. `evaluate` says which model is scored: the mean of the
-    local models, or the server's, which reaches beyond it. `compat=True` is what the domain-skew benchmarks' public code
-    amounts to: its regulariser has no gradient, so it is FedAvg."""
+    local models, or the server's, which reaches beyond it. `variant="released"` is what the domain-skew benchmarks' public
+    code amounts to: its regulariser has no gradient, so it is FedAvg."""
     require(alpha > 0, "alpha", "above 0", alpha)
     require(clip is None or clip > 0, "clip", "above 0, or None", clip)
-    if compat:
+    if variant == "released":
         return Method()
     return Method(
         terms=(Proximal(alpha), LinearTerm(alpha)),

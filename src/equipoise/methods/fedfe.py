@@ -8,7 +8,7 @@ the received model, and eq. 16 is read as heavy-ball momentum with a decaying co
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from torch import Tensor
 
@@ -36,12 +36,10 @@ def decayed(beta_init: float, t: int, rounds: int) -> float:
 class DecayingMomentum(Step):
     """`v <- beta_t v + direction`, and the model moves by `v`."""
 
+    reads_updates: ClassVar[bool] = False
+
     beta_init: float
     literal: bool = False
-
-    @property
-    def streams(self) -> bool:
-        return True
 
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
         if self.beta_init == 0 and not self.literal:
@@ -49,8 +47,7 @@ class DecayingMomentum(Step):
         beta = decayed(self.beta_init, round.round, int(round.known("rounds", "fedfe's decaying momentum")))
         if self.literal:
             return Stepped(direction + (beta - 1) * round.theta)
-        before = state.get("velocity")
-        velocity = direction + beta * before if isinstance(before, Tensor) else direction
+        velocity = direction + beta * state.tensor("velocity") if "velocity" in state else direction
         return Stepped(velocity, {"velocity": velocity})
 
 

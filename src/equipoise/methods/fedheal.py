@@ -18,7 +18,7 @@ from equipoise.method import Method, register
 from equipoise.parts.merges import MaskedMean, WeightedSum
 from equipoise.parts.weights import BySamples, shares
 from equipoise.roles import Shape, Weigh
-from equipoise.types import PerClient, Round, Shaped, State, Weighed
+from equipoise.types import Round, Shaped, State, Weighed
 from equipoise.updates import column_chunks
 
 History = Literal["inclusive", "past"]
@@ -44,7 +44,7 @@ def count_type(seen: int) -> torch.dtype:
 class ConsistencyMask(Shape):
     """Keeps an entry of an update if its sign agrees with enough of the client's own past (eq. 5-8).
 
-    `up [G]` counts, a client, the rounds in which the entry rose, in the smallest integers that hold it.
+    Per client, `up [G]` counts the rounds in which each entry rose, in the smallest integers that hold the count.
     """
 
     tau: float
@@ -58,13 +58,19 @@ class ConsistencyMask(Shape):
         return ("mask",)
 
     @property
-    def takes_buffers(self) -> bool:
+    def includes_buffers(self) -> bool:
         return self.mask_buffers
 
+    @property
+    def remembers(self) -> str:
+        return "how often each entry of its updates rose"
+
+    def measure_consistency(self, state: State) -> Tensor | None:
+        up, seen = state.rows("up"), state.rows("seen")
+        return torch.cat([torch.maximum(up[k].double(), seen[k] - up[k].double()) / seen[k] for k in up])
+
     def __call__(self, round: Round, state: State) -> Shaped:
-        counts, rounds = state.get("up", PerClient()), state.get("seen", PerClient(default=torch.tensor(0)))
-        assert isinstance(counts, PerClient)
-        assert isinstance(rounds, PerClient)
+        counts, rounds = state.rows("up"), state.rows("seen", default=torch.tensor(0))
         rows = round.updates.shaped
         mask = torch.empty(rows.shape, dtype=torch.bool, device=rows.device)
         after, seen_after = [], []
@@ -74,8 +80,8 @@ class ConsistencyMask(Shape):
             past = counts.get(client, none).to(count_type(before + 1))
             after.append(self._vote(rows[i], past, before, mask[i]))
             seen_after.append(torch.tensor(before + 1))
-        state = {"up": counts.put(round.clients, after), "seen": rounds.put(round.clients, seen_after)}
-        return Shaped(round.updates.with_mask(mask), state)
+        kept = {"up": counts.put(round.clients, after), "seen": rounds.put(round.clients, seen_after)}
+        return Shaped(round.updates.with_mask(mask), kept)
 
     def _vote(self, row: Tensor, past: Tensor, before: int, mask: Tensor) -> Tensor:
         """Fill one client's mask, and give its next counts. In pieces that stay in the cache, and in whole bytes."""
@@ -107,10 +113,12 @@ class DistanceWeigh(Weigh):
     def needs(self) -> tuple[str, ...]:
         return ("samples",) if self.init == "size" else ()
 
+    @property
+    def remembers(self) -> str:
+        return "its weight and the weight's momentum"
+
     def __call__(self, round: Round, state: State) -> Weighed:
-        weights, momenta = state.get("p", PerClient()), state.get("dp", PerClient())
-        assert isinstance(weights, PerClient)
-        assert isinstance(momenta, PerClient)
+        weights, momenta = state.rows("p"), state.rows("dp")
         distance = self._distances(round)
         first = shares(round.reports["samples"].double() if self.init == "size" else torch.ones_like(distance))
         known = [client in weights for client in round.clients]
@@ -124,8 +132,8 @@ class DistanceWeigh(Weigh):
         p = p + dp
         normalised = p / p.sum()
         carried = normalised if self.carry == "normalized" else p
-        state = {"p": weights.put(round.clients, carried), "dp": momenta.put(round.clients, dp)}
-        return Weighed(normalised, state, figures={"distance": distance})
+        kept = {"p": weights.put(round.clients, carried), "dp": momenta.put(round.clients, dp)}
+        return Weighed(normalised, kept, figures={"distance": distance})
 
     def _distances(self, round: Round) -> Tensor:
         layout = round.setting.layout

@@ -15,7 +15,7 @@ from equipoise.parts.reports import GlobalLoss
 from equipoise.parts.steps import LengthOfMean
 from equipoise.parts.weights import Uniform
 from equipoise.roles import Merge, Shape
-from equipoise.types import Merged, PerClient, Round, Shaped, State
+from equipoise.types import Merged, Round, Shaped, State
 from equipoise.updates import STILL, gram
 
 VANISHED = 1e-6  # nor has a min-norm point this short, which is found from squared lengths
@@ -38,13 +38,11 @@ class RecentAbsentees(Shape):
     """Adds the last updates of clients that are absent now but were seen lately: within `seen / present` rounds."""
 
     @property
-    def keeps_updates(self) -> bool:
-        return True
+    def remembers(self) -> str:
+        return "its last update"
 
     def __call__(self, round: Round, state: State) -> Shaped:
-        rows, last = state.get("updates", PerClient()), state.get("last", PerClient())
-        assert isinstance(rows, PerClient)
-        assert isinstance(last, PerClient)
+        rows, last = state.rows("updates"), state.rows("last")
         window = len({*rows, *round.clients}) // len(round.clients)
         absent = [c for c in rows if c not in round.clients and round.round - int(last[c]) <= window]
         after = rows.put(round.clients, round.updates.shaped)
@@ -61,7 +59,7 @@ class LayerwiseFair(Merge):
     brings all vectors of a tensor to their mean length, as the authors' code does, and joins nothing.
     """
 
-    weighs: ClassVar[bool] = False
+    uses_weights: ClassVar[bool] = False
 
     scaled: bool = False
 

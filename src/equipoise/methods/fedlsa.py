@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -51,6 +52,8 @@ class ToAnchor(Term):
 @dataclass(frozen=True)
 class TrainedAnchors(Share):
     """`anchors [C, width]` of length one, which the global classifier, held fixed, tells apart."""
+
+    reads_updates: ClassVar[bool] = False
 
     alpha: float
     tau: float

@@ -6,7 +6,7 @@ model's classifier is scored.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor
@@ -24,17 +24,21 @@ class ScalarPrototypes(MeanPrototypes):
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
         means = round.reports["prototypes"]
         flat = {**round.reports, "prototypes": means.mean(-1, keepdim=True).expand_as(means)}
-        return super().__call__(round._replace(reports=flat), theta, state)
+        return super().__call__(replace(round, reports=flat), theta, state)
 
 
 @register(
     title="Features pulled towards global class prototypes",
     reference="Tan et al., FedProto: federated prototype learning across heterogeneous clients, AAAI 2022",
 )
-def fedproto(lam: float = 1.0, average: Literal["owners", "counts"] = "owners", compat: bool = False) -> Method:
+def fedproto(
+    lam: float = 1.0,
+    average: Literal["owners", "counts"] = "owners",
+    variant: Literal["paper", "released"] = "paper",
+) -> Method:
     """`lam=0` is FedAvg. `average` says how clients' prototypes become one: every owner alike (the authors' code), or by
-    samples (the paper's formula). `compat=True` repeats an error of a public benchmark's code, where a prototype is one
-    number."""
+    samples (the paper's formula). `variant="released"` repeats an error of a public benchmark's code, where a prototype
+    is one number."""
     require(lam >= 0, "lam", "at least 0", lam)
-    share = ScalarPrototypes(average) if compat else MeanPrototypes(average)
+    share = ScalarPrototypes(average) if variant == "released" else MeanPrototypes(average)
     return Method(terms=(ToPrototype(lam),), reports=(ClassMeans(),), share=(share,))

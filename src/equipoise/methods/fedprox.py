@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from equipoise.grammar import require
 from equipoise.method import Method, register
 from equipoise.parts.terms import Proximal
@@ -13,8 +15,8 @@ HIDDEN = 0.01  # a constant before the term in the domain-skew benchmarks' publi
     title="A pull of every client back to the global model",
     reference="Li et al., Federated optimization in heterogeneous networks, MLSys 2020",
 )
-def fedprox(mu: float = 0.01, compat: bool = False) -> Method:
-    """Adds `mu/2 ||x - theta||^2` to the local loss; `mu=0` is FedAvg. `compat=True` multiplies `mu` by 0.01, as the
+def fedprox(mu: float = 0.01, variant: Literal["paper", "released"] = "paper") -> Method:
+    """Adds `mu/2 ||x - theta||^2` to the local loss; `mu=0` is FedAvg. `variant="released"` multiplies `mu` by 0.01, as the
     domain-skew benchmarks' public code does."""
     require(mu >= 0, "mu", "at least 0", mu)
-    return Method(terms=(Proximal(mu * HIDDEN if compat else mu),))
+    return Method(terms=(Proximal(mu * HIDDEN if variant == "released" else mu),))

@@ -7,6 +7,7 @@ In the original models stay with their clients. Here they are averaged too, and 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,7 @@ from equipoise import seeds
 from equipoise.grammar import require
 from equipoise.method import Method, register
 from equipoise.parts.anchors import linear_head, margin_losses, mean_gap
-from equipoise.parts.prototypes import ClassMeans, class_means, last_prototypes, mean_prototypes
+from equipoise.parts.prototypes import LAST_PROTOTYPES, ClassMeans, class_means, last_prototypes, mean_prototypes
 from equipoise.roles import Beginning, Share, Term
 from equipoise.types import Local, Round, Sent, State, Tensors, Trained
 
@@ -31,12 +32,14 @@ def first_anchors(classes: int, width: int, seed: int) -> Tensor:
         )  # fmt: skip
         return net.train()(torch.randn(classes, width)).detach()
 
-    return seeds.initialised(drawn, seed, "fedsa")
+    return seeds.build_from_seed(drawn, seed, "fedsa")
 
 
 @dataclass(frozen=True)
 class SemanticAnchors(Share):
     """`anchors [C, F]`, which follow the mean prototypes slowly."""
+
+    reads_updates: ClassVar[bool] = False
 
     ema: float
 
@@ -48,10 +51,15 @@ class SemanticAnchors(Share):
     def gives(self) -> tuple[str, ...]:
         return ("shared anchors",)
 
+    @property
+    def remembers(self) -> str:
+        return LAST_PROTOTYPES
+
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
         prototypes, counts, memory = last_prototypes(round, state)
-        anchors = state.get("anchors")
-        if not isinstance(anchors, Tensor):
+        if "anchors" in state:
+            anchors = state.tensor("anchors")
+        else:
             anchors = first_anchors(prototypes.shape[1], prototypes.shape[2], round.setting.seed).to(prototypes)
         means, known = mean_prototypes(prototypes, counts), (counts.sum(0) > 0)[:, None]
         anchors = torch.where(known, self.ema * anchors + (1 - self.ema) * means, anchors)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from equipoise.grammar import require
 from equipoise.method import Method, register
-from equipoise.parts.prototypes import ClassMeans, last_prototypes
+from equipoise.parts.prototypes import LAST_PROTOTYPES, ClassMeans, last_prototypes
 from equipoise.parts.terms import unit
 from equipoise.roles import Share, Term
 from equipoise.types import Local, Round, Sent, State
@@ -67,6 +68,12 @@ class ClusterPrototypes(Share):
     """`cluster_prototypes [P, F]` with their classes `[P]`, and a class's `unbiased_prototypes [C, F]`, the mean of its
     clusters."""
 
+    reads_updates: ClassVar[bool] = False
+
+    @property
+    def remembers(self) -> str:
+        return LAST_PROTOTYPES
+
     @property
     def needs(self) -> tuple[str, ...]:
         return ("prototypes", "prototype_counts")
@@ -76,7 +83,7 @@ class ClusterPrototypes(Share):
         return ("shared cluster prototypes",)
 
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
-        prototypes, counts, state = last_prototypes(round, state)
+        prototypes, counts, memory = last_prototypes(round, state)
         clusters, classes = [], []
         unbiased = torch.zeros_like(prototypes[0])
         for c in range(prototypes.shape[1]):
@@ -91,7 +98,7 @@ class ClusterPrototypes(Share):
             "cluster_classes": torch.cat(classes),
             "unbiased_prototypes": unbiased,
         }
-        return Sent(dict(sent), state)
+        return Sent(dict(sent), memory)
 
 
 @dataclass(frozen=True)

@@ -32,4 +32,4 @@ def local_only() -> Method:
 @register(title="FedAvg on the pooled data, in simulation only", reference="reference, no paper")
 def centralised() -> Method:
     """One client that holds all training data. Not possible in a federation: it shows what separation costs."""
-    return Method(pooled=True)
+    return Method(is_pooled=True)

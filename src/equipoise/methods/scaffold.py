@@ -8,6 +8,7 @@ the way is divided by the sum of these counts instead of by the number of steps.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -73,6 +74,8 @@ class ControlChange(Report):
 class ControlShare(Share):
     """`c <- c + sum of changes / N`, N being all clients: so `c` stays the mean of all `c_k`, absent clients included."""
 
+    reads_updates: ClassVar[bool] = False
+
     by_participants: bool = False  # divide by the round's participants instead
 
     @property
@@ -86,9 +89,7 @@ class ControlShare(Share):
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
         change = round.reports["control"].sum(0)
         count = len(round.clients) if self.by_participants else round.known("num_clients", "scaffold")
-        before = state.get("control", torch.zeros_like(change))
-        assert isinstance(before, Tensor)
-        control = before + change / count
+        control = state.tensor("control", torch.zeros_like(change)) + change / count
         return Sent({"control": control}, {"control": control})
 
 
@@ -99,22 +100,25 @@ class ControlShare(Share):
     # is too far, and some seeds break down.
     per_dataset={"scanners": {"momentum": False}},
 )
-def scaffold(server_lr: float | None = None, momentum: bool = True, compat: bool = False) -> Method:
+def scaffold(
+    server_lr: float | None = None, momentum: bool = True, variant: Literal["paper", "released"] = "paper"
+) -> Method:
     """Trains with SGD. `momentum=False` trains without momentum, as the paper; otherwise the run's is kept, and divided out
-    of the control variates. `compat=True` follows a public benchmark's code: no momentum, no weight decay, `server_lr` 0.25,
-    and the mean control taken over the round's participants. `server_lr` is 1 otherwise."""
-    rate = (0.25 if compat else 1.0) if server_lr is None else server_lr
+    of the control variates. `variant="released"` follows a public benchmark's code: no momentum, no weight decay, `server_lr`
+    0.25, and the mean control taken over the round's participants. `server_lr` is 1 otherwise."""
+    released = variant == "released"
+    rate = (0.25 if released else 1.0) if server_lr is None else server_lr
     require(rate > 0, "server_lr", "above 0", rate)
     demands: dict[str, Value] = {"optimizer": "SGD"}
-    if compat or not momentum:
+    if released or not momentum:
         demands["momentum"] = 0.0
-    if compat:
+    if released:
         demands["weight_decay"] = 0.0
     return Method(
         terms=(ControlVariates(),),
         reports=(ControlChange(),),
         weigh=Uniform(),
         step=(ServerRate(rate),) if rate != 1 else (),
-        share=(ControlShare(by_participants=compat),),
+        share=(ControlShare(by_participants=released),),
         training=tuple(demands.items()),
     )

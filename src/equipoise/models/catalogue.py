@@ -7,10 +7,10 @@ from collections.abc import Callable
 from torch import nn
 
 from equipoise import seeds
+from equipoise.errors import EquipoiseError
 from equipoise.grammar import Entry, Registry, parse_one
 from equipoise.models.resnet import resnet10, resnet12
 from equipoise.models.small import cnn, linear, mlp, small_cnn
-from equipoise.types import EquipoiseError
 
 MODELS: Registry[nn.Module] = Registry("model")
 
@@ -37,6 +37,6 @@ def build_model(text: str, input_shape: tuple[int, ...], classes: int, seed: int
         raise EquipoiseError(f"`{reserved.pop()}` of a model follows from the data. Leave it out of `{text}`.")
     arguments = entry.check(given)
     try:
-        return seeds.initialised(lambda: entry.function(input_shape, classes, **arguments), seed, "model")
+        return seeds.build_from_seed(lambda: entry.function(input_shape, classes, **arguments), seed, "model")
     except (RuntimeError, ZeroDivisionError, TypeError) as error:
         raise EquipoiseError(f"Model `{text}` cannot be built for samples of shape {input_shape}: {error}") from None

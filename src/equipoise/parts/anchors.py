@@ -78,14 +78,14 @@ def train_anchors(
 
     `losses(net, step)` gives the loss of one step; `net()` the anchors as they are.
     """
-    net = seeds.initialised(lambda: AnchorNet(classes, width), *seed).to(like)
+    net = seeds.build_from_seed(lambda: AnchorNet(classes, width), *seed).to(like)
     net.load_state_dict({name: state.get(name, value) for name, value in net.state_dict().items()})
-    optimiser = torch.optim.SGD(net.parameters(), lr=lr)
+    optimizer = torch.optim.SGD(net.parameters(), lr=lr)
     with torch.enable_grad():
         for step in range(steps):
             gradients = torch.autograd.grad(losses(net, step), list(net.parameters()))
             for param, gradient in zip(net.parameters(), gradients, strict=True):
                 param.grad = gradient
-            optimiser.step()
+            optimizer.step()
         anchors: Tensor = net()
     return anchors.detach(), {name: value.detach() for name, value in net.named_parameters()}

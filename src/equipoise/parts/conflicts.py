@@ -14,7 +14,7 @@ from torch import Tensor
 
 from equipoise import seeds
 from equipoise.roles import Shape, Step
-from equipoise.types import PerClient, Round, Shaped, State, Stepped
+from equipoise.types import Round, Shaped, State, Stepped
 from equipoise.updates import gram, products
 
 Order = Literal["ascending", "descending", "random"]
@@ -86,16 +86,13 @@ class ExternalConflicts(Step):
     tau: int
 
     @property
-    def keeps_updates(self) -> bool:
-        return self.tau > 0
+    def remembers(self) -> str:
+        return "its last update" if self.tau else ""
 
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
         if self.tau == 0:
             return Stepped(direction)
-        empty = PerClient()
-        past, seen = state.get("updates", empty), state.get("seen", empty)
-        assert isinstance(past, PerClient)
-        assert isinstance(seen, PerClient)
+        past, seen = state.rows("updates"), state.rows("seen")
         now = torch.tensor(round.round)
         rows = past.put(round.clients, round.reported)
         seen = seen.put(round.clients, [now] * len(round.clients))

@@ -66,7 +66,14 @@ def _active_set(A: Matrix, low: Vector, high: Vector) -> Vector:
             continue
         w = target
         slope = A @ w
-        level = slope[free].mean() if free.any() else float(np.median(slope))
+        if not free.any():  # one weight alone cannot leave its bound: the sum is fixed
+            rises, falls = ((w < high) & (room > 1e-15), (w > low) & (room > 1e-15))
+            pair = int(np.where(rises, slope, np.inf).argmin()), int(np.where(falls, slope, -np.inf).argmax())
+            if not (rises.any() and falls.any()) or slope[pair[1]] - slope[pair[0]] <= 1e-12:
+                break
+            free[list(pair)] = True
+            continue
+        level = slope[free].mean()
         pull = np.where(w <= low, level - slope, slope - level)  # how much leaving its bound would gain
         pull[free | (room <= 1e-15)] = -np.inf
         best = int(pull.argmax())
@@ -79,7 +86,7 @@ def _active_set(A: Matrix, low: Vector, high: Vector) -> Vector:
 def _on_face(A: Matrix, w: Vector, free: NDArray[np.bool_]) -> Vector:
     """The best weights when all but the free ones stay as they are."""
     n = int(free.sum())
-    if n == 0:
+    if n < 2:  # the sum is fixed: a single weight cannot move
         return w
     bordered = np.zeros((n + 1, n + 1))
     bordered[:n, :n], bordered[n, :n], bordered[:n, n] = A[np.ix_(free, free)], 1.0, 1.0

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise.roles import Report, Share, Term
-from equipoise.types import Local, PerClient, Round, Sent, State, Tensors, Trained
+from equipoise.types import Local, Remembered, Round, Sent, State, Tensors, Trained
+
+LAST_PROTOTYPES = "its last prototypes"  # what parts that use `last_prototypes` remember of a client
 
 
 def class_means(trained: Trained) -> tuple[Tensor, Tensor]:
@@ -38,25 +40,24 @@ class ClassMeans(Report):
         return {"prototypes": means, "prototype_counts": counts}
 
 
-def last_prototypes(round: Round, state: State) -> tuple[Tensor, Tensor, State]:
+def last_prototypes(round: Round, state: State) -> tuple[Tensor, Tensor, Remembered]:
     """Prototypes `[n, C, F]` and counts `[n, C]` of all clients seen so far, each as it last reported them."""
-    means, counts = state.get("prototypes", PerClient()), state.get("counts", PerClient())
-    assert isinstance(means, PerClient)
-    assert isinstance(counts, PerClient)
-    means = means.put(round.clients, round.reports["prototypes"])
-    counts = counts.put(round.clients, round.reports["prototype_counts"])
+    means = state.rows("prototypes").put(round.clients, round.reports["prototypes"])
+    counts = state.rows("counts").put(round.clients, round.reports["prototype_counts"])
     return means.take(means), counts.take(counts), {"prototypes": means, "counts": counts}
 
 
 def mean_prototypes(prototypes: Tensor, counts: Tensor, by: Literal["owners", "counts"] = "owners") -> Tensor:
-    """One prototype a class `[C, F]`: the mean over its owners, each alike or by its number of samples."""
+    """One prototype per class `[C, F]`: the mean over its owners, each alike or by its number of samples."""
     weights = counts if by == "counts" else (counts > 0).to(counts.dtype)
     return torch.einsum("nc,ncf->cf", weights, prototypes) / weights.sum(0).clamp(min=1)[:, None]
 
 
 @dataclass(frozen=True)
 class PrototypeShare(Share):
-    """Sends down one prototype a class (`prototypes [C, F]`), and which of them exist (`prototype_known [C]`)."""
+    """Sends down one prototype per class (`prototypes [C, F]`), and which of them exist (`prototype_known [C]`)."""
+
+    reads_updates: ClassVar[bool] = False
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -66,6 +67,10 @@ class PrototypeShare(Share):
     def gives(self) -> tuple[str, ...]:
         return ("shared prototypes",)
 
+    @property
+    def remembers(self) -> str:
+        return LAST_PROTOTYPES
+
 
 @dataclass(frozen=True)
 class MeanPrototypes(PrototypeShare):
@@ -74,9 +79,9 @@ class MeanPrototypes(PrototypeShare):
     by: Literal["owners", "counts"] = "owners"
 
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
-        prototypes, counts, state = last_prototypes(round, state)
+        prototypes, counts, memory = last_prototypes(round, state)
         known = (counts.sum(0) > 0).to(prototypes.dtype)
-        return Sent({"prototypes": mean_prototypes(prototypes, counts, self.by), "prototype_known": known}, state)
+        return Sent({"prototypes": mean_prototypes(prototypes, counts, self.by), "prototype_known": known}, memory)
 
 
 @dataclass(frozen=True)

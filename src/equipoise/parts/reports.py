@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise.roles import Report
-from equipoise.types import Received, Samples, Tensors, Trained
+from equipoise.types import PERSONAL, Received, Samples, Tensors, Trained
 
 
 def mean_loss(trained: Trained, model: Received, samples: Samples) -> Tensor:
@@ -25,7 +25,7 @@ def mean_loss(trained: Trained, model: Received, samples: Samples) -> Tensor:
 class SampleCount(Report):
     """`samples`: the number of training samples."""
 
-    evaluates = False
+    runs_model = False
 
     @property
     def gives(self) -> tuple[str, ...]:
@@ -61,10 +61,53 @@ class TrainedLoss(Report):
 
 
 @dataclass(frozen=True)
+class LocalLoss(Report):
+    """`loss_local`: the mean base loss of the local steps, which costs nothing to know. No method of the library needs it:
+    add it to one to have the training loss in its reports."""
+
+    runs_model = False
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return ("loss_local",)
+
+    def __call__(self, trained: Trained) -> Tensors:
+        return {"loss_local": trained.loss_local}
+
+
+@dataclass(frozen=True)
+class LocalSteps(Report):
+    """`steps`: how many local steps the client did, for rules that divide by them."""
+
+    runs_model = False
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return ("steps",)
+
+    def __call__(self, trained: Trained) -> Tensors:
+        return {"steps": trained.steps}
+
+
+@dataclass(frozen=True)
+class PersonalTensors(Report):
+    """`personal`: the client's personal tensors as one row, for a `share` part that mixes them."""
+
+    runs_model = False
+
+    @property
+    def gives(self) -> tuple[str, ...]:
+        return (PERSONAL,)
+
+    def __call__(self, trained: Trained) -> Tensors:
+        return {PERSONAL: trained.personal.join(trained.params)}
+
+
+@dataclass(frozen=True)
 class ClassCounts(Report):
     """`class_counts`: training samples of each class."""
 
-    evaluates = False
+    runs_model = False
 
     @property
     def gives(self) -> tuple[str, ...]:

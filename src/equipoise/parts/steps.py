@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -14,11 +15,9 @@ from equipoise.types import Round, State, Stepped
 class ServerRate(Step):
     """The direction times a server learning rate."""
 
-    rate: float
+    reads_updates: ClassVar[bool] = False
 
-    @property
-    def streams(self) -> bool:
-        return True
+    rate: float
 
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
         return Stepped(direction * self.rate)

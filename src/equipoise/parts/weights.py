@@ -62,11 +62,13 @@ class PowerOfLoss(Weigh):
     gradient (FedFE's literal eq. 8), and the factor `L` before `h` goes.
     """
 
-    simplex: ClassVar[bool] = False
-
     q: float
     lr: float | None = None
     scale: Literal["lr", "raw"] = "lr"
+
+    @property
+    def is_convex(self) -> bool:
+        return False
 
     @property
     def needs(self) -> tuple[str, ...]:

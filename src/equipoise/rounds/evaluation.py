@@ -13,9 +13,10 @@ from equipoise.method import Method
 from equipoise.metrics import auc
 from equipoise.parts.weights import shares
 from equipoise.roles import Scored
-from equipoise.rounds.server import BUFFERS, PERSONAL, PRIVATE, weighted_mean
+from equipoise.rounds.client import BUFFERS, PRIVATE
+from equipoise.rounds.server import weighted_mean
 from equipoise.task import Task
-from equipoise.types import ClientState, PerClient, Server, Tensors
+from equipoise.types import PERSONAL, ClientState, PerClient, Server, Tensors
 
 WORDS: dict[Scored, str] = {
     "own": "personal",
@@ -38,14 +39,14 @@ class Score:
     samples: int
 
 
-def scored_model(method: Method, task: Task) -> str:
+def name_scored_model(method: Method, task: Task) -> str:
     """Which model `accuracy` belongs to, in words for the manifest."""
     name = WORDS[_models(method, task)[0]]
-    iterate = [step.evaluates for step in method.step if step.evaluates]
+    iterate = [step.scored_iterate for step in method.step if step.scored_iterate]
     return f"{name}, {iterate[-1]}" if iterate else name
 
 
-def kept_at_home(method: Method, task: Task) -> list[Scored]:
+def list_models_at_home(method: Method, task: Task) -> list[Scored]:
     """The models that a client can score by itself, without what others keep; none if the method scores another one."""
     main, *others = _models(method, task)
     return [model for model in (main, *others) if model in ("own", "global")] if main in ("own", "global") else []
@@ -87,7 +88,7 @@ def _figures(values: Mapping[str, Tensor], y: Tensor) -> dict[str, float]:
     """One client's figures from what is known of each of its samples: means, and the AUC where there are margins."""
     figures = {metric: float(value.double().mean()) for metric, value in values.items() if metric != "margin"}
     if "margin" in values and len(y.unique()) == 2:  # of a single class there is none
-        figures["auc"] = auc(values["margin"].cpu(), y.cpu())
+        figures["auc"] = auc(values["margin"].double().cpu().numpy(), y.cpu().numpy())
     return figures
 
 
@@ -98,7 +99,7 @@ def _models(method: Method, task: Task) -> list[Scored]:
     if kept:
         wanted.add("own")
     beside = any(wrap.leaves_global for wrap in method.wrap)
-    if method.pooled or not (beside or wanted - {"global"}):
+    if method.is_pooled or not (beside or wanted - {"global"}):
         return ["global"]
     ranking: tuple[Scored, ...] = ("own", "domain", "mean", "global")
     main = next(model for model in ranking if model in wanted)
@@ -148,7 +149,7 @@ def _scores_of_one_model(
     return [parts[id(index)] for index in indices]
 
 
-def tensors_of(
+def collect_tensors(
     task: Task, server: Server, states: Mapping[int, ClientState], clients: Sequence[int]
 ) -> dict[str, Tensor]:
     """A whole model by name, as it is scored: shared tensors, and the mean of what these clients have of their own."""

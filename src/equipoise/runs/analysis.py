@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
-import json
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.rounds.evaluation import tensors_of
+from equipoise.engine.result import Run
 from equipoise.method import Method
-from equipoise.methods.fedheal import ConsistencyMask
-from equipoise.rounds.server import broadcast_of, client_round
-from equipoise.engine.loop import Run
-from equipoise.types import EquipoiseError, Outputs, PerClient, Server
+from equipoise.rounds.client import client_round
+from equipoise.rounds.evaluation import collect_tensors
+from equipoise.rounds.server import make_broadcast
+from equipoise.runs.kept import MISSING, merge_kept
+from equipoise.types import EquipoiseError, Outputs, Server, State
 from equipoise.updates import gram
 
-FILE = "analysis.json"
 CLIENTS = 40  # whose updates are compared
 SAMPLES = 400  # whose features are drawn
 GRID = 60  # steps on each side, for the border between two classes
 PIXELS = 32  # on a side of a sample that is shown
 SNAPSHOTS = (10, 100)  # rounds after which `consistency` is kept, besides the last one
-MISSING = "missing"  # stands for a kind that a run cannot give, with the reason
 
 
-def conflicts(run: Run) -> dict[str, Any]:
+def analyse_conflicts(run: Run) -> dict[str, Any]:
     """Cosines between the updates that clients send from the final model."""
     known = [k for k in range(len(run.task.federation)) if k in run.states][:CLIENTS]
     states = {k: run.states[k] for k in known}
     total = len(run.rounds)
-    replies, _ = client_round(run.method, run.task, known, broadcast_of(run.server, total), states, run.seed)
+    replies, _ = client_round(run.method, run.task, known, make_broadcast(run.server, total), states, run.seed)
     if replies.updates is None or not replies.updates.any():
         raise EquipoiseError(f"`{run.method}` sends no updates, so that there are no conflicts to keep.")
     inner = gram(replies.updates)
@@ -44,30 +41,22 @@ def conflicts(run: Run) -> dict[str, Any]:
     return {"clients": names, "cosines": (inner / norms / norms[:, None]).tolist()}
 
 
-def directions(method: Method, server: Server) -> list[float]:
-    """How many parameters keep the direction of their update: shares of [0.5, 1] in 20 bins.
-
-    From the counts that FedHEAL's server keeps of each client.
-    """
-    parts = [part for part in method.shape if isinstance(part, ConsistencyMask)]
-    if not parts:
-        raise EquipoiseError(f"`{method}` keeps no history of directions: keep `consistency` of a run with fedheal.")
-    state = server.memory.parts[parts[0].key]
-    up, seen = state["up"], state["seen"]
-    assert isinstance(up, PerClient)
-    assert isinstance(seen, PerClient)
-    shares = torch.cat([torch.maximum(up[k].double(), seen[k] - up[k].double()) / seen[k] for k in up])
-    counts = torch.histc(shares, 20, 0.5, 1.0)
-    found: list[float] = (counts / counts.sum()).tolist()
-    return found
+def count_directions(method: Method, server: Server) -> list[float]:
+    """How many parameters keep the direction of their update: shares of [0.5, 1] in 20 bins."""
+    for part in method.shape:
+        shares = part.measure_consistency(State(server.memory.parts.get(part.key, {})))
+        if shares is not None:
+            counts = torch.histc(shares, 20, 0.5, 1.0)
+            return (counts / counts.sum()).tolist()
+    raise EquipoiseError(f"`{method}` keeps no history of directions: keep `consistency` of a run with fedheal.")
 
 
-def consistency(run: Run) -> dict[str, Any]:
-    """Directions after the last round; `look` adds those of earlier ones."""
-    return {str(len(run.rounds)): directions(run.method, run.server)}
+def analyse_consistency(run: Run) -> dict[str, Any]:
+    """Directions after the last round; `keep_in_passing` adds those of earlier ones."""
+    return {str(len(run.rounds)): count_directions(run.method, run.server)}
 
 
-def features(run: Run) -> dict[str, Any]:
+def analyse_features(run: Run) -> dict[str, Any]:
     """Singular values of the features' covariance, and the features in two dimensions (t-SNE), on test samples."""
     from sklearn.manifold import TSNE
 
@@ -82,13 +71,13 @@ def features(run: Run) -> dict[str, Any]:
     return {"singular": values.tolist(), "points": places.astype(float).tolist(), "classes": names, "domains": domains}
 
 
-def saliency(run: Run) -> dict[str, Any]:
-    """Grad-CAM of one test sample a domain, where the last feature map speaks for its class, and the sample in grey."""
+def analyse_saliency(run: Run) -> dict[str, Any]:
+    """Grad-CAM of one test sample per domain, where the last feature map speaks for its class, and the sample in grey."""
     positions, domains = _some_tests(run, len(run.federation.domains))
     out = _outputs(run, positions)
     if out.map is None or not out.map.requires_grad:
         raise EquipoiseError(
-            f"Model `{run.model}` shows no feature map, which `saliency` needs: use a convolutional one."
+            f"Model `{run.settings.model_name}` shows no feature map, which `saliency` needs: use a convolutional one."
         )
     chosen = out.logits.gather(1, run.federation.y[positions][:, None]).sum()
     (slope,) = torch.autograd.grad(chosen, out.map)
@@ -102,7 +91,7 @@ def saliency(run: Run) -> dict[str, Any]:
     return {"domains": domains, "maps": maps.tolist(), "samples": samples.tolist()}
 
 
-def separators(run: Run) -> dict[str, Any]:
+def analyse_separators(run: Run) -> dict[str, Any]:
     """Two-dimensional test data, and where the model is undecided between the first two classes."""
     if run.federation.input_shape != (2,):
         raise EquipoiseError(f"`separators` needs samples with two numbers. Found {run.federation.input_shape}.")
@@ -121,51 +110,33 @@ def separators(run: Run) -> dict[str, Any]:
     return {"points": x.tolist(), "classes": run.federation.y[positions].tolist(), "domains": domains, "border": border}
 
 
-KINDS: dict[str, Callable[[Run], dict[str, Any]]] = {
-    function.__name__: function for function in (conflicts, consistency, features, saliency, separators)
+ANALYSES: dict[str, Callable[[Run], dict[str, Any]]] = {
+    "conflicts": analyse_conflicts,
+    "consistency": analyse_consistency,
+    "features": analyse_features,
+    "saliency": analyse_saliency,
+    "separators": analyse_separators,
 }
 
 
-def look(kinds: Sequence[str], method: Method, server: Server, place: Path) -> None:
+def keep_in_passing(kinds: Sequence[str], method: Method, server: Server, place: Path) -> None:
     """Keep what is gone when the run is over: call it after every round."""
     if "consistency" in kinds and server.memory.round in SNAPSHOTS:
-        with suppress(EquipoiseError):  # `write` will say so
-            _merge(place, {"consistency": {str(server.memory.round): directions(method, server)}})
+        with suppress(EquipoiseError):  # `keep` will say so
+            merge_kept(place, {"consistency": {str(server.memory.round): count_directions(method, server)}})
 
 
-def write(run: Run, kinds: Sequence[str], place: Path) -> list[str]:
+def keep(run: Run, kinds: Sequence[str], place: Path) -> list[str]:
     """Keep these in the run's folder, and say which could not be kept, and why."""
     found: dict[str, dict[str, Any]] = {}
     for kind in kinds:
         try:
-            found[kind] = KINDS[kind](run)
+            found[kind] = ANALYSES[kind](run)
         except EquipoiseError as error:
             found[kind] = {MISSING: str(error)}
     if kinds:
-        _merge(place, found)
+        merge_kept(place, found)
     return [why for one in found.values() for name, why in one.items() if name == MISSING]
-
-
-def _merge(place: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
-    old = read(place)
-    whole = {**old, **found}
-    if "consistency" in found:
-        whole["consistency"] = {**old.get("consistency", {}), **found["consistency"]}
-    try:
-        new = (place / FILE).with_suffix(".new")
-        new.write_text(json.dumps(whole))
-        new.replace(place / FILE)  # all of it or nothing
-    except OSError as error:
-        raise EquipoiseError(f"Cannot write `{place / FILE}`: {error.strerror}. Choose another --out.") from None
-
-
-def read(place: Path) -> dict[str, Any]:
-    """What a run kept; nothing where it kept nothing, or where it cannot be read."""
-    try:
-        found: dict[str, Any] = json.loads((place / FILE).read_text())
-    except (OSError, ValueError):
-        return {}
-    return found
 
 
 def _some_tests(run: Run, most: int) -> tuple[Tensor, list[str]]:
@@ -184,20 +155,7 @@ def _outputs(run: Run, positions: Tensor) -> Outputs:
 
 def _apply(run: Run, x: Tensor) -> Outputs:
     """The scored model (the mean of the clients' own) on prepared samples, with a gradient where one is asked for."""
-    tensors = tensors_of(run.task, run.server, run.states, range(len(run.task.federation)))
+    tensors = collect_tensors(run.task, run.server, run.states, range(len(run.task.federation)))
     params = {name: tensors[name].detach().clone().requires_grad_() for name in run.task.initial_params}
     buffers = {name: tensors[name] for name in run.task.initial_buffers}
     return run.task.apply(params, buffers, x.to(run.task.device))
-
-
-def distinct(names: Sequence[str]) -> dict[str, list[int]]:
-    """The places of each name."""
-    found: dict[str, list[int]] = {}
-    for i, name in enumerate(names):
-        found.setdefault(str(name), []).append(i)
-    return found
-
-
-def logarithms(values: Sequence[float]) -> list[float]:
-    """Base 10, with zero as a very small number."""
-    return np.log10(np.maximum(np.asarray(values, dtype=float), 1e-12)).tolist()

@@ -1,4 +1,4 @@
-"""What a method costs a client a round: what it uploads, and how much it computes."""
+"""What a method costs a client in a round: what it uploads, and how much it computes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equipoise.task import Task
 from equipoise.types import REPORTS
 
 
-def cost(method: Method, task: Task, participation: float) -> dict[str, int]:
+def estimate_cost(method: Method, task: Task, cohort: int) -> dict[str, int]:
     """Figures of one client in one round.
 
     `upload` in bytes: shared and personal tensors, buffers that are averaged, reports. `flops` of local training: forward
@@ -26,7 +26,7 @@ def cost(method: Method, task: Task, participation: float) -> dict[str, int]:
     features = _features(task)
     sizes = {"m": 1, "G": task.layout.size, "C": task.classes, "P": task.personal.size, "F": features}
     reported = sum(
-        prod(sizes[axis.strip()] for axis in REPORTS[name].shape.strip("[]").split(","))
+        prod(sizes.get(axis, 1) for axis in REPORTS[name].axes)
         for part in method.reports
         for name in part.gives
         if name in REPORTS
@@ -38,7 +38,7 @@ def cost(method: Method, task: Task, participation: float) -> dict[str, int]:
         "parameters": task.layout.size,
         "upload": width * (task.layout.size + reported) + sum(b.numel() * b.element_size() for b in sent),
         "flops": round(3 * _forward_flops(task) * seen),
-        "clients": max(1, round(participation * len(clients))),
+        "clients": cohort,
     }
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 from equipoise.metrics import figures
-from equipoise.engine.loop import RoundRecord, Run
-from equipoise.types import EquipoiseError
+from equipoise.engine.result import RoundRecord, Run
+from equipoise.errors import EquipoiseError
 
 
 class View(Protocol):
@@ -29,7 +30,7 @@ def open_view(name: str, run: Run, folder: Path) -> View:
         raise EquipoiseError(f"{name} is not installed: pip install '.[live]' in a checkout of Equipoise.") from None
 
 
-def scalars(record: RoundRecord) -> Iterator[tuple[str, float]]:
+def list_scalars(record: RoundRecord) -> Iterator[tuple[str, float]]:
     """A round as names and numbers: every client's scores, and AVG, STD (ddof 0) and MIN of the test accuracy."""
     for score in record.scores:
         yield f"{score.split}/{score.metric}/{score.client}", score.value
@@ -45,13 +46,11 @@ class TensorBoard:
     def __init__(self, run: Run, folder: Path) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter
 
-        from equipoise.runs.records import run_name
-
-        self.writer: Any = SummaryWriter(str(folder / "tensorboard" / run_name(run)))
+        self.writer: Any = SummaryWriter(str(folder / "tensorboard" / run.settings.name))
         self.writer.add_text("method", str(run.method))
 
     def add(self, record: RoundRecord) -> None:
-        for name, value in scalars(record):
+        for name, value in list_scalars(record):
             self.writer.add_scalar(name, value, record.round)
         self.writer.flush()
 
@@ -67,8 +66,6 @@ class MLflow:
     """A run of the experiment `equipoise`, in the store that MLFLOW_TRACKING_URI names or in `FOLDER/mlflow.db`."""
 
     def __init__(self, run: Run, folder: Path) -> None:
-        import os
-
         import mlflow
 
         if not os.environ.get("MLFLOW_TRACKING_URI"):
@@ -78,18 +75,13 @@ class MLflow:
         found = self.client.get_experiment_by_name("equipoise")
         experiment = found.experiment_id if found else self.client.create_experiment("equipoise")
         self.run = self.client.create_run(experiment, run_name=f"{run.method}, seed {run.seed}").info.run_id
-        facts = {
-            "method": run.method,
-            "data": run.federation.name,
-            "seed": run.seed,
-            "model": run.model,
-            **run.settings,
-        }
-        for name, value in facts.items():
-            self.client.log_param(self.run, name, value)
+        facts = run.settings.facts
+        for name in ("method", "seed", "model", "rounds", "participation", "buffers", "device", "eval_every", "guard"):
+            self.client.log_param(self.run, name, facts[name])
+        self.client.log_param(self.run, "data", run.federation.name)
 
     def add(self, record: RoundRecord) -> None:
-        for name, value in scalars(record):
+        for name, value in list_scalars(record):
             self.client.log_metric(self.run, _plain(name), value, step=record.round)
 
     def finish(self, run: Run) -> None:

@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from equipoise.data import Client, Federation, Preparation
-from equipoise.data.images import Images
-from equipoise.grammar import did_you_mean, list_of
-from equipoise.method import parse
-from equipoise.runs.records import read
-from equipoise.task import PERSONAL_LOGITS, ModelSource, Task
+from equipoise.data.images import rebuild_preparation
+from equipoise.grammar import did_you_mean, join_words
+from equipoise.methods import parse
+from equipoise.runs.reading import read
+from equipoise.task import ModelSource, Task
 from equipoise.training import Training
-from equipoise.types import EquipoiseError
+from equipoise.types import PERSONAL_LOGITS, EquipoiseError
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,15 +62,14 @@ class Loaded:
 def load(place: Path | str, model: ModelSource | None = None) -> Loaded:
     """The model that a run folder holds. A run with a module of your own needs that module again, as `model`."""
     run = read(Path(place))
-    if not run.finished:
+    if not run.is_finished:
         raise EquipoiseError(f"`{place}` holds no trained model: the run is {run.manifest['status']}. Do it again.")
     facts, data = run.manifest, run.manifest["data"]
     try:
         stored = load_file(Path(place) / "model.safetensors")
     except (OSError, SafetensorError):
         raise EquipoiseError(f"`{place}/model.safetensors` is missing or damaged. Do the run again.") from None
-    prepared = data["preparation"]
-    preparation = Images(torch.tensor(prepared["mean"]), torch.tensor(prepared["std"])) if prepared else Preparation()
+    preparation = rebuild_preparation(data["preparation"])
     sample = torch.zeros(2, *data["sample"]["shape"], dtype=getattr(torch, data["sample"]["dtype"]))
     first = Client("first", torch.tensor([0, 1]), torch.tensor([0, 1]))
     stub = Federation(
@@ -104,7 +103,7 @@ def load(place: Path | str, model: ModelSource | None = None) -> Loaded:
     wrong = [n for n, v in wanted.items() if n not in shared or shared[n].shape != v.shape]
     if wrong:
         raise EquipoiseError(
-            f"The model `{facts['model']}` does not fit what `{place}` holds: {list_of(wrong)} differ."
+            f"The model `{facts['model']}` does not fit what `{place}` holds: {join_words(wrong)} differ."
         )
     return Loaded(tuple(data["classes"]), preparation, facts, task, shared, own)
 
@@ -120,11 +119,11 @@ class Measured:
     samples: int
 
 
-def evaluate(trained: Loaded, data: Federation) -> list[Measured]:
+def measure(trained: Loaded, data: Federation) -> list[Measured]:
     """Test accuracy and loss at every client of a federation, by its own model where the run left it one."""
     if data.classes != trained.classes:
         raise EquipoiseError(
-            f"The model knows the classes {list_of(trained.classes)}. Found {list_of(data.classes)} in `{data.name}`."
+            f"The model knows the classes {join_words(trained.classes)}. Found {join_words(data.classes)} in `{data.name}`."
         )
     found = []
     for client in data.clients:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from equipoise.data import Federation, load_federation
-from equipoise.engine.loop import run
-from equipoise.method import Method, parse
+from equipoise.engine.result import Run
+from equipoise.engine.simulation import run
+from equipoise.errors import EquipoiseError
+from equipoise.method import Method
+from equipoise.method.registry import adapt_to_data
+from equipoise.methods import parse
 from equipoise.metrics import figures
 from equipoise.task import ModelSource
 from equipoise.training import Training
-from equipoise.types import EquipoiseError
 
 HIGHER_IS_BETTER = {"STD": False}
 
@@ -36,6 +39,7 @@ class Comparison:
     columns: tuple[str, ...]
     rows: dict[str, dict[str, Cell]]
     seeds: int
+    runs: tuple[Run, ...] = ()  # method by method and seed by seed, where they were done here
 
     def __str__(self) -> str:
         lines = [("method", *self.columns), *((name, *map(str, row.values())) for name, row in self.rows.items())]
@@ -61,7 +65,12 @@ def compare(
 ) -> Comparison:
     """Run every method with every seed on the same data, and tabulate what the domains got.
 
-    The command `equipoise compare` does the same with one process a core and stores the runs.
+    The result prints as a table; `.runs` are the runs behind it. The command `equipoise compare` does the same with one
+    process per core, and stores the runs.
+
+    >>> found = compare(["fedavg", "local_only"], "gaussians", seeds=1, rounds=2)
+    >>> list(found.rows), [run.seed for run in found.runs]
+    (['fedavg', 'local_only'], [0, 0])
     """
     chosen = list(dict.fromkeys(parse(method) if isinstance(method, str) else method for method in methods))
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(dict.fromkeys(seeds))
@@ -70,16 +79,15 @@ def compare(
             f"A comparison needs a method and a seed. Found methods={list(methods)!r}, seeds={seeds!r}."
         )
     data = load_federation(federation) if isinstance(federation, str) else federation
-    if any(
-        method.for_data(data.name).validates for method in chosen
-    ):  # all methods of a comparison train on the same samples
-        data = data.with_validation()
-    results = [
+    if any(adapt_to_data(method, data.dataset).validates for method in chosen):
+        data = data.with_validation()  # all methods of a comparison train on the same samples
+    results = tuple(
         run(method, data, model=model, rounds=rounds, seed=seed, participation=participation, training=training)
         for method in chosen
         for seed in numbers
-    ]
-    return tabulate([(str(result.method), result.by_domain()) for result in results])
+    )
+    table = tabulate([(str(result.method), result.by_domain()) for result in results])
+    return replace(table, runs=results)
 
 
 def tabulate(results: Sequence[tuple[str, Mapping[str, float]]], most_domains: int = 8) -> Comparison:

@@ -5,22 +5,23 @@ from __future__ import annotations
 import itertools
 import re
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, get_type_hints
 
 from equipoise.data import DATASETS, Federation, load_federation
 from equipoise.data.catalogue import is_path
-from equipoise.engine.loop import check_options
-from equipoise.grammar import Call, Mistakes, did_you_mean, fitted, parse_one, require
-from equipoise.method import parse
+from equipoise.engine.settings import check_option
+from equipoise.errors import EquipoiseError
+from equipoise.grammar import Call, Mistakes, did_you_mean, fit_to_type, parse_one, require
+from equipoise.methods import parse
 from equipoise.models import MODELS
-from equipoise.runs.analysis import KINDS
-from equipoise.study.jobs import Job, jobs
-from equipoise.training import Training
-from equipoise.types import EquipoiseError
+from equipoise.runs.kept import KINDS
+from equipoise.study.jobs import Job, list_jobs
+from equipoise.training import check_training_changes
 
 SETTINGS = (
     "rounds",
@@ -33,12 +34,19 @@ SETTINGS = (
     "keep",
 )  # of a `Job`
 LISTS = ("methods", "data", "seeds", "grid", "training")
-POSSIBLE = {"rounds": 1, "participation": 1.0, "eval_every": 1, "device": "cpu"}  # options that any run can have
 MOST = 10_000  # seeds
 KEY = re.compile(r"\s*([A-Za-z0-9_.\"' -]+?)\s*=")
 
 
-def read_plan(path: Path) -> list[Job]:
+@dataclass(frozen=True)
+class Experiment:
+    """Many runs, and the data that they share, loaded once."""
+
+    jobs: tuple[Job, ...]
+    data: Mapping[str, Federation]  # as the jobs name it
+
+
+def read_experiment(path: Path) -> Experiment:
     """Every run that an experiment file asks for.
 
     `methods`, `data` and `seeds` are lists; `[grid.fedheal]` gives lists of values for a method's parameters, and every
@@ -52,18 +60,22 @@ def read_plan(path: Path) -> list[Job]:
     template = Job(**_settings(file))  # type: ignore[arg-type]
     methods = _expanded(file)
     seeds = _seeds(file)
-    changes = training_changes(_table(file, "training"), file.mistakes, lambda name: file.place("training", name))
-    found = []
+    place = partial(file.place, "training")
+    changes = check_training_changes(_table(file, "training"), file.mistakes, place)
+    found: list[Job] = []
+    loaded: dict[str, Federation] = {}
     for dataset in dict.fromkeys(_texts(file, "data")):
         with file.noted("data", item=dataset):
-            data = loaded(dataset, file.mistakes)
-            training = replace(data.protocol.training, **changes) if data and changes else None
-            found += jobs(methods, dataset, seeds, replace(template, training=training))
+            data = load_or_look_up(dataset, file.mistakes)
+            if data is not None:
+                training = replace(data.protocol.training, **changes) if changes else None
+                found += list_jobs(methods, data, seeds, replace(template, dataset=dataset, training=training))
+                loaded[dataset] = data
     file.mistakes.refuse()
-    return found
+    return Experiment(tuple(found), loaded)
 
 
-def loaded(dataset: str, mistakes: Mistakes) -> Federation | None:
+def load_or_look_up(dataset: str, mistakes: Mistakes) -> Federation | None:
     """The data. Loading can take long: where something else is wrong already, only the name is looked at."""
     if not mistakes.found:
         return load_federation(dataset)
@@ -135,11 +147,10 @@ def _settings(file: _File) -> dict[str, object]:
     for name in SETTINGS:
         if name in file.plan:
             with file.noted(name):
-                found[name] = fitted(file.plan[name], hints[name], name)
-                if name in POSSIBLE:
-                    check_options(**{**POSSIBLE, name: found[name]})  # type: ignore[arg-type]
+                found[name] = fit_to_type(file.plan[name], hints[name], name)
+                check_option(name, found[name])
                 if name == "keep":
-                    fitted(found[name], tuple[Literal[tuple(KINDS)], ...], name)  # type: ignore[misc]
+                    fit_to_type(found[name], tuple[Literal[tuple(KINDS)], ...], name)  # type: ignore[misc]
                 if name == "model":
                     call = parse_one(str(found[name]), "model")
                     MODELS.find(call.name).check(dict(call.arguments))
@@ -173,7 +184,7 @@ def _seeds(file: _File) -> list[int]:
                 f"seeds must be a number of seeds such as 3, or a list such as [0, 42]. Found {given!r}."
             )
         require(len(several) <= MOST, "seeds", f"at most {MOST}", given)
-        found = [int(str(fitted(seed, int, "each of the seeds"))) for seed in several]
+        found = [int(str(fit_to_type(seed, int, "each of the seeds"))) for seed in several]
     return list(dict.fromkeys(found))  # none of them, where a mistake was noted
 
 
@@ -215,20 +226,3 @@ def _at(call: Call, point: Sequence[tuple[str, str, object]]) -> Call:
     """A call with the values that a point of the grid has for it."""
     changed = {name: value for method, name, value in point if method == call.name}
     return Call(call.name, tuple({**dict(call.arguments), **changed}.items()))
-
-
-def training_changes(
-    given: Mapping[str, object], mistakes: Mistakes, place: Callable[[str], str] = lambda _: ""
-) -> dict[str, Any]:
-    """The settings of a local training that are given, each looked at by itself."""
-    hints, names, found = get_type_hints(Training), [one.name for one in fields(Training)], {}
-    for name, value in given.items():
-        with mistakes.noted(place(name)):
-            _known(name, names, "A training")
-            optional = type(None) in get_args(hints[name])
-            wanted = None if value == "full" and optional else fitted(value, hints[name], name)
-            Training(**{name: wanted})  # type: ignore[arg-type]
-            found[name] = wanted
-    if "epochs" in found and "steps" not in found:
-        found["steps"] = None  # otherwise the data set's own number of steps would win
-    return found

@@ -1,44 +1,38 @@
-"""Many runs: methods x seeds on one federation, side by side on the cores there are."""
+"""One run as text and numbers, which travels to worker processes; and what is done to do it and keep it."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-import multiprocessing
 import re
-import signal
-import warnings
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-import torch
-
-from equipoise.data import Federation, load_federation
-from equipoise.engine.checkpoints import Checkpoints, discard, saved
-from equipoise.engine.guard import DEPLOYED
-from equipoise.engine.loop import RoundRecord, Run, run
-from equipoise.engine.runners import RunnerName, cores
-from equipoise.engine.runners.processes import without_main
-from equipoise.grammar import require
-from equipoise.method import Method, parse
-from equipoise.metrics import figures
+from equipoise.data import Federation
+from equipoise.engine.checkpoints import FOLDER, Checkpoints, discard, find_saved
+from equipoise.engine.guard import DEPLOYMENT_GUARD
+from equipoise.engine.result import RoundRecord, Run
+from equipoise.engine.runners import RunnerName
+from equipoise.engine.settings import Settings
+from equipoise.engine.simulation import simulate
+from equipoise.errors import EquipoiseError
+from equipoise.method.registry import adapt_to_data
+from equipoise.methods import parse
 from equipoise.runs import analysis
+from equipoise.runs.kept import MISSING, read_kept
 from equipoise.runs.live import View, open_view
-from equipoise.runs.records import Recorded, Recorder, read, run_name
+from equipoise.runs.reading import Recorded, read
+from equipoise.runs.writing import Recorder
 from equipoise.training import Training
-from equipoise.types import EquipoiseError, Server
+from equipoise.types import Server
 
-CHECKPOINTS = ".checkpoints"  # below the folder of runs
 CHECKPOINT_EVERY = 10  # rounds
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a comparison, as text and numbers: it travels to a worker process."""
+    """One run of a comparison."""
 
     method: str = "fedavg"
     dataset: str = "scanners"
@@ -53,26 +47,24 @@ class Job:
     with_validation: bool = False  # set some training data aside, so that methods and rounds can be chosen by it
     guard: bool = False  # against lying losses, as in a deployment
     live: tuple[str, ...] = ()  # other views of the same records: `mlflow`, `tensorboard`
-    keep: tuple[str, ...] = ()  # what is kept beyond the records, see `analysis.py`
+    keep: tuple[str, ...] = ()  # what is kept beyond the records, see `runs/kept.py`
 
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a run is."""
-
-    job: int
-    round: int
-    worst: float
-    average: float
-
-
-@dataclass(frozen=True)
-class Failure:
-    """A run that could not be done, and why."""
-
-    method: str
-    seed: int
-    why: str
+    def settings(self, data: Federation, threads: int | None = None) -> Settings:
+        """All that decides what the run computes on these data."""
+        return Settings.of(
+            self.method,
+            data.with_validation() if self.with_validation else data,
+            model=self.model,
+            rounds=self.rounds,
+            seed=self.seed,
+            participation=self.participation,
+            training=self.training,
+            runner=self.runner,
+            device=self.device,
+            eval_every=self.eval_every,
+            threads=threads,
+            guard=DEPLOYMENT_GUARD if self.guard else None,
+        )
 
 
 @dataclass(frozen=True)
@@ -89,73 +81,36 @@ class Outcome:
     not_kept: Mapping[str, str]  # what was asked for and this run cannot give, and why
 
 
-def jobs(methods: Sequence[str], dataset: str, seeds: Sequence[int], template: Job) -> list[Job]:
-    """Every method with every seed. If one of them needs validation data, or it is asked for, all of them set it aside."""
-    needs = any(parse(method).for_data(dataset.split("(")[0]).validates for method in methods)
-    one = replace(template, dataset=dataset, with_validation=needs or template.with_validation)
+def list_jobs(methods: Sequence[str], data: Federation, seeds: Sequence[int], template: Job) -> list[Job]:
+    """The template with every method and seed. If one of the methods needs validation data, or it is asked for, all of them set
+    it aside: the methods of a comparison train on the same samples."""
+    needs = any(adapt_to_data(parse(method), data.dataset).validates for method in methods)
+    one = replace(template, with_validation=needs or template.with_validation)
     return [replace(one, method=method, seed=seed) for method in methods for seed in seeds]
 
 
-def execute(
+def find_finished(job: Job, settings: Settings, folder: Path) -> Path | None:
+    """The folder of a finished run of these settings that kept all that the job asks for, if there is one."""
+    place = folder / settings.name
+    try:
+        finished = read(place).is_finished
+    except EquipoiseError:
+        return None
+    return place if finished and set(job.keep) <= set(read_kept(place)) else None
+
+
+def run_and_record(
     job: Job,
-    on_round: Callable[[RoundRecord], None] | None = None,
-    threads: int | None = None,
-    checkpoint: Checkpoints | None = None,
-    on_begin: Callable[[Run], None] | None = None,
-    on_server: Callable[[Server], None] | None = None,
-) -> Run:
-    """Do one run."""
-    method = parse(job.method)
-    data: Federation = load_federation(job.dataset)
-    if job.with_validation:
-        data = data.with_validation()
-    return run(
-        method,
-        data,
-        model=job.model,
-        rounds=job.rounds,
-        seed=job.seed,
-        participation=job.participation,
-        training=job.training,
-        runner=job.runner,
-        device=job.device,
-        eval_every=job.eval_every,
-        threads=threads,
-        on_round=on_round,
-        guard=DEPLOYED if job.guard else None,
-        checkpoint=checkpoint,
-        on_begin=on_begin,
-        on_server=on_server,
-    )
-
-
-class AlreadyDoneError(Exception):
-    """A run of the same settings is finished already; its folder is the first argument."""
-
-
-def recorded(
-    job: Job,
+    begun: Run,
     folder: Path,
     on_round: Callable[[RoundRecord], None] | None = None,
-    threads: int | None = None,
-    again: bool = True,
     checkpoint: Checkpoints | None = None,
 ) -> tuple[Run, Path]:
-    """Do one run, and write its folder while it goes. Its checkpoints, if any, are removed when it is over.
-
-    With `again=False` a run of the same settings that is finished, and kept all that is asked for, is not done twice:
-    AlreadyDoneError names its folder.
-    """
-    writers: list[Recorder | View] = []
-    begun: list[tuple[Method, Path]] = []
-
-    def begin(run: Run) -> None:
-        place = folder / run_name(run)
-        if not again and is_finished(place) and set(job.keep) <= set(analysis.read(place)):
-            raise AlreadyDoneError(place)
-        begun.append((run.method, place))
-        writers.append(Recorder(run, folder))
-        writers.extend(open_view(name, run, folder) for name in job.live)
+    """Do all rounds of a run that `prepare_simulation` began, and write its folder while it goes. Its checkpoints, if any,
+    are removed when it is over."""
+    settings = begun.settings
+    place = folder / settings.name
+    writers: list[Recorder | View] = [Recorder(begun, folder)]
 
     def add(record: RoundRecord) -> None:
         for writer in writers:
@@ -163,46 +118,35 @@ def recorded(
         if on_round:
             on_round(record)
 
-    def look(server: Server) -> None:
-        analysis.look(job.keep, begun[0][0], server, begun[0][1])
+    def look(record: RoundRecord, server: Server) -> None:
+        analysis.keep_in_passing(job.keep, settings.method, server, place)
+        add(record)
 
     try:
-        result = execute(job, add, threads, checkpoint, begin, look)
-    except AlreadyDoneError:
-        if checkpoint is not None:
-            discard(Path(checkpoint.folder))
-        raise
+        writers.extend(open_view(name, begun, folder) for name in job.live)
+        result = simulate(begun, checkpoint=checkpoint, on_round=look, on_earlier=add)
     except (Exception, KeyboardInterrupt) as error:
         for writer in writers:
             writer.fail(str(error) or type(error).__name__)
-        if checkpoint is not None and not saved(Path(checkpoint.folder)):
+        if checkpoint is not None and not find_saved(Path(checkpoint.folder)):
             discard(Path(checkpoint.folder))
         raise
     for writer in writers:
         writer.finish(result)
-    place = begun[0][1]
-    lacking = analysis.write(result, job.keep, place)
+    lacking = analysis.keep(result, job.keep, place)
     if checkpoint is not None:
         discard(Path(checkpoint.folder))
     return replace(result, warnings=(*result.warnings, *lacking)), place
 
 
-def checkpoints_of(job: Job, folder: Path, every: int = CHECKPOINT_EVERY, resume: bool = True) -> Checkpoints:
+def place_checkpoints(job: Job, folder: Path, every: int = CHECKPOINT_EVERY, resume: bool = True) -> Checkpoints:
     """Where the checkpoints of a run go: to a folder that belongs to these settings alone."""
     name = re.sub(r"[^A-Za-z0-9]+", "_", f"{job.dataset}-{job.method}-seed{job.seed}")[:80]
     digest = hashlib.sha256(repr(replace(job, live=(), keep=())).encode()).hexdigest()[:8]
-    return Checkpoints(folder / CHECKPOINTS / f"{name}-{digest}", every, resume)
+    return Checkpoints(folder / FOLDER / f"{name}-{digest}", every, resume)
 
 
-def is_finished(place: Path) -> bool:
-    """Whether a folder holds a whole run."""
-    try:
-        return read(place).finished
-    except EquipoiseError:
-        return False
-
-
-def outcome(run: Recorded, dataset: str) -> Outcome:
+def summarise(run: Recorded, dataset: str) -> Outcome:
     """What a comparison keeps of a stored run: the final accuracy of each domain, the mean over its clients."""
     final = run.curve()[1][-1]
     by_domain: dict[str, list[float]] = {}
@@ -211,91 +155,6 @@ def outcome(run: Recorded, dataset: str) -> Outcome:
             by_domain.setdefault(domain, []).append(value)
     means = {domain: sum(values) / len(values) for domain, values in by_domain.items()}
     facts = run.manifest
-    kept = analysis.read(run.place)
-    missing = {kind: one[analysis.MISSING] for kind, one in kept.items() if analysis.MISSING in one}
+    kept = read_kept(run.place)
+    missing = {kind: one[MISSING] for kind, one in kept.items() if MISSING in one}
     return Outcome(run.method, run.seed, means, facts["seconds"], run.place, tuple(facts["warnings"]), dataset, missing)
-
-
-def worst_and_average(record: RoundRecord) -> tuple[float, float] | None:
-    """Worst client's and mean test accuracy of a round, when it was evaluated."""
-    values = [s.value for s in record.scores if s.metric == "accuracy" and s.split == "test"]
-    found = figures(values)
-    return (found.min, found.avg) if values else None
-
-
-# --------------------------------------------------------------------------- side by side
-def execute_all(
-    todo: Sequence[Job], folder: Path, on_progress: Callable[[Progress], None], workers: int | None = None
-) -> Iterator[Outcome | Failure]:
-    """Do all runs, as many at once as there are cores, and give each outcome when it is there.
-
-    What is finished already, with the same settings, is not done again; what was cut off goes on from its last checkpoint. A
-    run that cannot be done (it diverges, say) is a `Failure`; the others go on. When the caller stops listening, so do workers.
-    """
-    count = min(workers or cores(), len(todo))
-    require(count >= 1, "workers", "at least 1", workers)
-    context = multiprocessing.get_context("spawn")
-    waiting = deque(enumerate(todo))
-    crew: dict[Connection, BaseProcess] = {}
-    try:
-        with without_main():
-            for _ in range(count):
-                here, there = context.Pipe()
-                worker = context.Process(target=_work, args=(there, folder, max(1, cores() // count)), daemon=False)
-                worker.start()
-                there.close()
-                crew[here] = worker
-        for pipe in crew:
-            pipe.send(waiting.popleft())
-        left = len(todo)
-        while left:
-            for ready in wait(list(crew)):
-                assert isinstance(ready, Connection)
-                try:
-                    message = ready.recv()
-                except EOFError:
-                    code = crew[ready].exitcode
-                    raise EquipoiseError(f"A worker process ended (exit code {code}). Try --workers 1.") from None
-                if isinstance(message, Progress):
-                    on_progress(message)
-                    continue
-                if isinstance(message, BaseException):
-                    raise message
-                left -= 1
-                if waiting:
-                    ready.send(waiting.popleft())
-                yield message
-    finally:
-        for pipe, one in crew.items():
-            pipe.close()
-            one.terminate()
-        for one in crew.values():
-            one.join()
-
-
-def _work(pipe: Connection, folder: Path, threads: int) -> None:
-    """A worker's life: do the jobs that come through the pipe, until it is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C, and ends its workers
-    torch.set_num_threads(threads)
-    warnings.simplefilter("ignore")  # warnings travel back with the outcome
-    while True:
-        try:
-            number, job = pipe.recv()
-        except EOFError:
-            return
-
-        def tell(record: RoundRecord, number: int = number) -> None:
-            scored = worst_and_average(record)
-            if scored:
-                pipe.send(Progress(number, record.round, *scored))
-
-        try:
-            try:
-                place = recorded(job, folder, tell, threads, again=False, checkpoint=checkpoints_of(job, folder))[1]
-            except AlreadyDoneError as done:
-                place = done.args[0]
-            pipe.send(outcome(read(place), job.dataset))
-        except EquipoiseError as error:
-            pipe.send(Failure(job.method, job.seed, str(error)))
-        except Exception as error:  # the parent raises it
-            pipe.send(error)

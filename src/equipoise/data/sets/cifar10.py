@@ -6,7 +6,7 @@ from typing import Literal
 
 from equipoise.data.federation import Federation, Protocol
 from equipoise.data.images import Images
-from equipoise.data.shards import Shards, shard_federation
+from equipoise.data.shards import Shards, build_shard_federation
 from equipoise.data.sources import Source
 from equipoise.training import Training
 
@@ -35,4 +35,4 @@ PRESETS = {
 
 def cifar10(preset: Literal["cpu", "fedfe", "fedfv"] = "cpu", seed: int = 0) -> Federation:
     """A hundred clients with two shards of CIFAR-10 each, a tenth of them in a round."""
-    return shard_federation("cifar10", SOURCE, CLASSES, CLIENTS, PRESETS[preset], NORMALISED, seed)
+    return build_shard_federation("cifar10", SOURCE, CLASSES, CLIENTS, PRESETS[preset], NORMALISED, seed)

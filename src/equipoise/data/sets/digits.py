@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from equipoise.data.cache import Part
-from equipoise.data.domains import Preset, domain_federation, momentum_sgd
+from equipoise.data.cache import PictureSet
+from equipoise.data.domains import Preset, build_domain_federation, momentum_sgd
 from equipoise.data.federation import Federation, Protocol
-from equipoise.data.files import shards
-from equipoise.data.generated import drawn_digits
+from equipoise.data.files import find_shards
+from equipoise.data.generated import draw_digits
 from equipoise.data.sources import Source, folder_part
 
 CLASSES = tuple("0123456789")
@@ -67,26 +67,26 @@ def digits(preset: Literal["cpu", "fedheal", "fedequilibria", "f2dc"] = "cpu", s
     Where SYN's files are not there, digits that we draw with fonts take its place, and the domain is called `generated`.
     """
     chosen, notes = PRESETS[preset], []
-    domains: dict[str, tuple[Part, Part]] = {
+    domains: dict[str, tuple[PictureSet, PictureSet]] = {
         name: (source.part("train", CLASSES), source.part("test", CLASSES)) for name, source in SOURCES.items()
     }
     if real := _synthetic():
         domains["syn"] = real
     else:
-        domains["generated"] = (drawn_digits("train", GENERATED), drawn_digits("test", GENERATED))
+        domains["generated"] = (draw_digits("train", GENERATED), draw_digits("test", GENERATED))
         chosen = replace(chosen, clients={**chosen.clients, "generated": chosen.clients["syn"]})
         notes.append(
             f"The domain `generated` stands in for SYN: digits that Equipoise draws. SYN itself: {SYN.advice()}"
         )
-    return domain_federation("digits", CLASSES, domains, chosen, seed, sizes=COMPLETE, notes=notes)
+    return build_domain_federation("digits", CLASSES, domains, chosen, seed, sizes=COMPLETE, notes=notes)
 
 
-def _synthetic() -> tuple[Part, Part] | None:
+def _synthetic() -> tuple[PictureSet, PictureSet] | None:
     """SYN's two parts where its files are there: as Parquet, or as the image folders that its authors offer."""
     for place in SYN.places():
         if (place / "imgs_train").is_dir():
             train, test = (folder_part(f"syn/{name}", place / name, CLASSES) for name in ("imgs_train", "imgs_valid"))
             return train, test
-        if shards(place, "train"):
+        if find_shards(place, "train"):
             return SYN.part("train", CLASSES), SYN.part("test", CLASSES)
     return None

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 
 from equipoise import seeds
-from equipoise.data.cache import Part, Pictures, pool
-from equipoise.data.federation import Federation, Protocol, divided_clients
-from equipoise.data.files import shards
-from equipoise.data.generated import blended_digits
+from equipoise.data.cache import Pictures, PictureSet, open_pool
+from equipoise.data.federation import Federation, Protocol, divide_clients
+from equipoise.data.files import find_shards
+from equipoise.data.generated import blend_digits
 from equipoise.data.images import Images
 from equipoise.data.sets.digits import SOURCES
 from equipoise.data.sources import Source
@@ -54,9 +54,9 @@ def dirty_mnist(preset: Literal["cpu", "eagle"] = "cpu", seed: int = 0) -> Feder
     Where Ambiguous-MNIST is not there, blends of two digits, labelled as either of them, take its place: *generated* ones.
     """
     clean = SOURCES["mnist"].part("train", CLASSES)
-    real = any(shards(place, "train") for place in SOURCE.places())
+    real = any(find_shards(place, "train") for place in SOURCE.places())
     ambiguous = SOURCE.part("train", CLASSES, "ambiguous/train") if real else _generated(clean)
-    images = pool("dirty-mnist", [clean, ambiguous])
+    images = open_pool("dirty-mnist", [clean, ambiguous])
     pools = [images.parts[part.name] for part in (clean, ambiguous)]
     if not real:
         pools[0] = pools[0][: len(pools[0]) // 2]  # the blends are made of the others
@@ -74,17 +74,17 @@ def dirty_mnist(preset: Literal["cpu", "eagle"] = "cpu", seed: int = 0) -> Feder
     protocol = PRESETS[preset]
     stand_in = f"Ambiguous images are generated: blends of two MNIST digits. Ambiguous-MNIST itself: {SOURCE.advice()}"
     return Federation(
-        "dirty-mnist", images.x, images.y, divided_clients(parts, SHARES, seed, "dirty-mnist"), CLASSES, protocol, Images(),
+        "dirty-mnist", images.x, images.y, divide_clients(parts, SHARES, seed, "dirty-mnist"), CLASSES, protocol, Images(),
         (protocol.note, *([] if real else [stand_in]), *images.notes), images.digest,
     )  # fmt: skip
 
 
-def _generated(clean: Part) -> Part:
-    return Part("generated/train", clean.files, partial(_blends, clean), VERSION)
+def _generated(clean: PictureSet) -> PictureSet:
+    return PictureSet("generated/train", clean.files, partial(_blends, clean), VERSION)
 
 
-def _blends(clean: Part) -> Pictures:
-    whole = pool("mnist", [clean])
+def _blends(clean: PictureSet) -> Pictures:
+    whole = open_pool("mnist", [clean])
     half = len(whole.y) // 2
-    mixed, labels = blended_digits(whole.x[half:, 0].numpy(), whole.y[half:].numpy(), BLENDS)
+    mixed, labels = blend_digits(whole.x[half:, 0].numpy(), whole.y[half:].numpy(), BLENDS)
     return Pictures(list(mixed), np.asarray(labels), lambda i: f"generated digit {i}")

@@ -11,13 +11,13 @@ from typing import Literal
 import numpy as np
 import torch
 
-from equipoise.data.cache import Part, Pictures, pool
-from equipoise.data.federation import Federation, Protocol, divided_clients, numbered
+from equipoise.data.cache import Pictures, PictureSet, open_pool
+from equipoise.data.federation import Federation, Protocol, divide_clients, number_parts
 from equipoise.data.images import Images
 from equipoise.data.partitions import dirichlet, stratified
 from equipoise.data.sources import Source
+from equipoise.errors import EquipoiseError
 from equipoise.training import Training
-from equipoise.types import EquipoiseError
 
 CLASSES = tuple(digits + ascii_uppercase + ascii_lowercase)
 DOMAINS = ()
@@ -55,9 +55,9 @@ def emnist(alpha: float = 0.1, preset: Literal["cpu", "eagle"] = "cpu", seed: in
     20,000 images of the official test split, a fixed stratified choice. The paper's alphas are 0.1, 0.5, 1 and 2000, its
     models `linear` and `cnn`, its seeds 0, 42, 100 and 200, for the partition (`seed` here) and for the run.
     """
-    images = pool("emnist", [_part()])
+    images = open_pool("emnist", [_part()])
     parts = dirichlet(images.y, CLIENTS, alpha, min_size=10, seed=seed)
-    clients = divided_clients(numbered(parts), SHARES, seed, "emnist")
+    clients = divide_clients(number_parts(parts), SHARES, seed, "emnist")
     protocol = PRESETS[preset]
     return Federation(
         "emnist",
@@ -72,18 +72,18 @@ def emnist(alpha: float = 0.1, preset: Literal["cpu", "eagle"] = "cpu", seed: in
     )
 
 
-def _part() -> Part:
+def _part() -> PictureSet:
     """Some of the official test split, which lies there as Parquet or as NIST offers it."""
     whole = None
     for place in SOURCE.places():
         files = [place / name for name in SOURCE.layout.split(" and ")]
         if all(path.exists() for path in files):
-            whole = Part("emnist/test", tuple(files), partial(_idx, *files))
+            whole = PictureSet("emnist/test", tuple(files), partial(_idx, *files))
     whole = whole or SOURCE.part("test", CLASSES, "emnist/test")
-    return Part(whole.name, whole.files, partial(_chosen, whole), str(IMAGES))
+    return PictureSet(whole.name, whole.files, partial(_chosen, whole), str(IMAGES))
 
 
-def _chosen(whole: Part) -> Pictures:
+def _chosen(whole: PictureSet) -> Pictures:
     pictures = whole.load()
     labels = torch.tensor(pictures.labels, dtype=torch.long)
     kept = stratified(labels, min(IMAGES, len(labels)), "emnist", "images").tolist()

@@ -6,8 +6,8 @@ from typing import Literal
 
 import torch
 
-from equipoise.data.cache import pool
-from equipoise.data.federation import Federation, Protocol, divided_clients
+from equipoise.data.cache import open_pool
+from equipoise.data.federation import Federation, Protocol, divide_clients
 from equipoise.data.images import Images
 from equipoise.data.shards import Shards
 from equipoise.data.sources import Source
@@ -38,9 +38,9 @@ PRESETS = {
 def fmnist3(preset: Literal["cpu", "fedfe", "fedfv"] = "cpu", seed: int = 0) -> Federation:
     """T-shirts, pullovers and shirts: three clients with all 7,000 images of one of them each."""
     chosen = PRESETS[preset]
-    images = pool("fashion-mnist", [SOURCE.part(split, ALL) for split in ("train", "test")])
+    images = open_pool("fashion-mnist", [SOURCE.part(split, ALL) for split in ("train", "test")])
     parts = {name: (images.y == ALL.index(name)).nonzero()[:, 0] for name in CLASSES}
-    held = divided_clients(parts, chosen.shares, seed, "fmnist3")
+    held = divide_clients(parts, chosen.shares, seed, "fmnist3")
     y = torch.zeros_like(images.y)
     for label, part in enumerate(parts.values()):
         y[part] = label

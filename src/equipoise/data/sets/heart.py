@@ -11,11 +11,11 @@ import torch
 
 from equipoise.data.federation import Client, Federation, Protocol
 from equipoise.data.files import MISSING
-from equipoise.data.partitions import three_ways
+from equipoise.data.partitions import split_three_ways
 from equipoise.data.sources import Source
-from equipoise.data.tables import Rows, Schema, encoded
+from equipoise.data.tables import Rows, Schema, encode
+from equipoise.errors import EquipoiseError
 from equipoise.training import Training
-from equipoise.types import EquipoiseError
 
 CLASSES = ("healthy", "ill")
 DOMAINS = ("cleveland", "hungarian", "switzerland", "va")
@@ -62,8 +62,10 @@ def heart(preset: Literal["cpu"] = "cpu", seed: int = 0) -> Federation:
     x, y, clients, size = [], [], [], 0
     for name, path in _files().items():
         rows, labels = _read(name, path)
-        train, validation, test = three_ways(torch.arange(len(labels)), SHARES, seed, "heart", name, labels=labels)
-        x.append(encoded(rows, SCHEMA, train))
+        train, validation, test = split_three_ways(
+            torch.arange(len(labels)), SHARES, seed, "heart", name, labels=labels
+        )
+        x.append(encode(rows, SCHEMA, train))
         y.append(labels)
         clients.append(Client(name, size + train, size + validation, size + test))
         size += len(labels)

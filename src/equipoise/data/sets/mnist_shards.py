@@ -7,7 +7,7 @@ from typing import Literal
 from equipoise.data.federation import Federation, Protocol
 from equipoise.data.images import Images
 from equipoise.data.sets.digits import SOURCES
-from equipoise.data.shards import FEDFE, Shards, shard_federation
+from equipoise.data.shards import FEDFE, Shards, build_shard_federation
 from equipoise.training import Training
 
 CLASSES = tuple("0123456789")
@@ -34,4 +34,4 @@ PRESETS = {
 
 def mnist_shards(preset: Literal["cpu", "fedfe", "fedfv"] = "cpu", seed: int = 0) -> Federation:
     """Two hundred clients with two shards of MNIST each, a tenth of them in a round."""
-    return shard_federation("mnist-shards", SOURCES["mnist"], CLASSES, CLIENTS, PRESETS[preset], Images(), seed)
+    return build_shard_federation("mnist-shards", SOURCES["mnist"], CLASSES, CLIENTS, PRESETS[preset], Images(), seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from equipoise.data.domains import Preset, domain_federation, momentum_sgd, objects
+from equipoise.data.domains import Preset, build_domain_federation, momentum_sgd, objects
 from equipoise.data.federation import Federation, Protocol
 from equipoise.data.sources import Source
 
@@ -46,4 +46,6 @@ PRESETS = {
 def office_caltech(preset: Literal["cpu", "fedheal", "fedequilibria", "f2dc"] = "cpu", seed: int = 0) -> Federation:
     """Amazon, Caltech, DSLR and webcam: ten kinds of objects in four domains of very unequal size."""
     domains = objects(SOURCE, DOMAINS, CLASSES)
-    return domain_federation("office-caltech", CLASSES, domains, PRESETS[preset], seed, complete=True, sizes=COMPLETE)
+    return build_domain_federation(
+        "office-caltech", CLASSES, domains, PRESETS[preset], seed, complete=True, sizes=COMPLETE
+    )

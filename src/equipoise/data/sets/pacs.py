@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from equipoise.data.domains import Preset, domain_federation, momentum_sgd, objects
+from equipoise.data.domains import Preset, build_domain_federation, momentum_sgd, objects
 from equipoise.data.federation import Federation, Protocol
 from equipoise.data.sources import Source
 
@@ -40,4 +40,4 @@ PRESETS = {
 def pacs(preset: Literal["cpu", "fedequilibria", "f2dc"] = "cpu", seed: int = 0) -> Federation:
     """Photos, art paintings, cartoons and sketches: seven kinds of objects in four domains."""
     domains = objects(SOURCE, DOMAINS, CLASSES)
-    return domain_federation("pacs", CLASSES, domains, PRESETS[preset], seed, complete=True, sizes=COMPLETE)
+    return build_domain_federation("pacs", CLASSES, domains, PRESETS[preset], seed, complete=True, sizes=COMPLETE)

@@ -32,7 +32,7 @@ def scanners(seed: int = 0) -> Federation:
     test, rest = order[:TEST], order[TEST:]
     x, y, clients, used, size = [], [], [], 0, 0
     for scanner, sizes in SIZES.items():
-        views = [scanned(images[test], scanner, seed, "test")]
+        views = [scan(images[test], scanner, seed, "test")]
         targets = [labels[test]]
         shared_test = torch.arange(size, size + TEST)
         size += TEST
@@ -40,7 +40,7 @@ def scanners(seed: int = 0) -> Federation:
             extra = round(VALIDATION * count)
             taken = rest[used : used + count + extra]
             used += count + extra
-            views.append(scanned(images[taken], scanner, seed, str(number)))
+            views.append(scan(images[taken], scanner, seed, str(number)))
             targets.append(labels[taken])
             train, validation = torch.arange(size, size + count + extra).tensor_split([count])
             clients.append(Client(f"{scanner} {number + 1}", train, validation, shared_test, domain=scanner))
@@ -54,7 +54,7 @@ def scanners(seed: int = 0) -> Federation:
     return Federation("scanners", pool, torch.cat(y), tuple(clients), tuple("0123456789"), protocol)
 
 
-def scanned(images: Tensor, scanner: str, seed: int, part: str) -> Tensor:
+def scan(images: Tensor, scanner: str, seed: int, part: str) -> Tensor:
     """Images `[n, 8, 8]` in [0, 1] as this scanner delivers them."""
     if scanner == "clean":
         return images

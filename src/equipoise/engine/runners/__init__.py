@@ -1,6 +1,6 @@
 """Who computes the clients' half of a round. All runners give the same numbers."""
 
-from equipoise.engine.runners.choice import RUNNERS, RunnerName, choose, cores, opened
+from equipoise.engine.runners.choice import RUNNERS, RunnerName, choose_runner, count_cores, open_runner
 from equipoise.engine.runners.in_process import Errand, Runner
 
-__all__ = ["RUNNERS", "Errand", "Runner", "RunnerName", "choose", "cores", "opened"]
+__all__ = ["RUNNERS", "Errand", "Runner", "RunnerName", "choose_runner", "count_cores", "open_runner"]

@@ -9,11 +9,11 @@ from typing import Literal, get_args
 
 import torch
 
-from equipoise.engine.runners.in_process import Runner, fitting_at_once, in_process
-from equipoise.engine.runners.processes import Workers, shippable
+from equipoise.engine.runners.in_process import Runner, count_fitting_at_once, run_in_process
+from equipoise.engine.runners.processes import Workers, is_shippable
+from equipoise.errors import EquipoiseError
 from equipoise.method import Method
 from equipoise.task import Task
-from equipoise.types import EquipoiseError
 
 RunnerName = Literal["auto", "inline", "vectorised", "processes"]
 RUNNERS = tuple(name for name in get_args(RunnerName) if name != "auto")
@@ -22,18 +22,18 @@ BUSY_ROUND = 2e9  # floating-point operations: below it a round is over before p
 LONG_RUN = 1e12  # below it a run is over before worker processes have started
 
 
-def cores() -> int:
+def count_cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def choose(name: RunnerName, method: Method, task: Task, cohort: int, rounds: int, available: int) -> str:
+def choose_runner(name: RunnerName, method: Method, task: Task, cohort: int, rounds: int, available: int) -> str:
     """The runner to use: the one asked for, or the one that is faster for this task."""
     if name not in get_args(RunnerName):
         raise EquipoiseError(f"Runner must be one of {', '.join(get_args(RunnerName))}. Found {name!r}.")
     if name == "vectorised" and not task.training.stacks:
         raise EquipoiseError(f"{task.training.optimizer} cannot be vectorised over clients: use runner='inline'.")
-    if name == "processes" and not shippable(method, task):
+    if name == "processes" and not is_shippable(method, task):
         raise EquipoiseError(
             "runner='processes' cannot see classes that are defined in the script itself: move the model and the method "
             "into a module, or use runner='inline'."
@@ -43,14 +43,14 @@ def choose(name: RunnerName, method: Method, task: Task, cohort: int, rounds: in
     if name != "auto":
         return name
     parameters = sum(value.numel() for value in task.initial_params.values())
-    work = 6.0 * parameters * cohort * _samples_a_client(task)
-    several = cohort > 1 and available > 1 and task.device.type == "cpu" and shippable(method, task)
+    work = 6.0 * parameters * cohort * _samples_per_client(task)
+    several = cohort > 1 and available > 1 and task.device.type == "cpu" and is_shippable(method, task)
     if several and work > BUSY_ROUND and work * rounds > LONG_RUN:
         return "processes"
     return "vectorised" if parameters <= SMALL_MODEL and cohort > 1 and task.training.stacks else "inline"
 
 
-def _samples_a_client(task: Task) -> float:
+def _samples_per_client(task: Task) -> float:
     """How many samples a client passes through the model in a round, on average."""
     held = task.federation.total_samples / len(task.federation)
     training = task.training
@@ -58,11 +58,11 @@ def _samples_a_client(task: Task) -> float:
 
 
 @contextmanager
-def opened(name: str, method: Method, task: Task, cohort: int, available: int) -> Iterator[Runner]:
-    """The runner of this name, for the time of a run."""
+def open_runner(name: str, method: Method, task: Task, cohort: int, available: int, sums: bool) -> Iterator[Runner]:
+    """The runner of this name, for the time of a run. `sums` lets it give the weighted sum of the updates alone."""
     if name == "processes":
-        stacked = fitting_at_once(task, cohort) if task.stacked is not None else 1  # convolutions gain nothing from it
-        workers = Workers(method, task, cohort, available, stacked)
+        stacked = count_fitting_at_once(task, cohort) if task.stacked is not None else 1  # convolutions gain nothing
+        workers = Workers(method, task, cohort, available, stacked, sums)
         try:
             yield workers
         finally:
@@ -71,6 +71,6 @@ def opened(name: str, method: Method, task: Task, cohort: int, available: int) -
         before = torch.get_num_threads()
         torch.set_num_threads(min(before, available))
         try:
-            yield in_process(method, task, 1 if name == "inline" else fitting_at_once(task, cohort))
+            yield run_in_process(method, task, 1 if name == "inline" else count_fitting_at_once(task, cohort), sums)
         finally:
             torch.set_num_threads(before)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equipoise.method import Method
 from equipoise.roles import Phase
-from equipoise.rounds.server import client_round
+from equipoise.rounds.client import client_round
 from equipoise.task import Task
 from equipoise.types import Broadcast, ClientState, Replies
 
@@ -30,8 +30,8 @@ class Errand(NamedTuple):
 Runner = Callable[[Errand], tuple[Replies, dict[int, ClientState]]]
 
 
-def in_process(method: Method, task: Task, stacked: int) -> Runner:
-    """A runner that works on `stacked` clients at a time."""
+def run_in_process(method: Method, task: Task, stacked: int, sums: bool) -> Runner:
+    """A runner that works on `stacked` clients at a time. `sums` lets it give the weighted sum of the updates alone."""
 
     def compute(errand: Errand) -> tuple[Replies, dict[int, ClientState]]:
         replies: list[Replies] = []
@@ -41,7 +41,7 @@ def in_process(method: Method, task: Task, stacked: int) -> Runner:
             some = errand.clients[first : first + stacked]
             states = {client: errand.states.get(client, {}) for client in some}
             reply, after = client_round(method, task, some, errand.broadcast, states, errand.seed, errand.phase)
-            if method.streams and reply.updates is not None:  # only the sum is needed: let the rows go
+            if sums and reply.updates is not None:  # let the rows go
                 weights = method.weigh.raw(reply.reports)
                 assert weights is not None
                 part = weights.to(reply.updates.dtype) @ reply.updates
@@ -54,7 +54,7 @@ def in_process(method: Method, task: Task, stacked: int) -> Runner:
     return compute
 
 
-def fitting_at_once(task: Task, clients: int) -> int:
+def count_fitting_at_once(task: Task, clients: int) -> int:
     """How many of the clients can be stacked without filling the memory."""
     parameters = sum(value.numel() for value in task.initial_params.values())
     return max(1, min(clients, STACKED_PARAMETERS // max(1, parameters)))

@@ -19,13 +19,13 @@ import torch
 import torch.multiprocessing
 from torch import Tensor
 
-from equipoise.engine.runners.in_process import Errand, in_process
+from equipoise.engine.runners.in_process import Errand, run_in_process
 from equipoise.method import Method
 from equipoise.task import Task
 from equipoise.types import Broadcast, ClientState, EquipoiseError, PerClient, Replies
 
 
-def shippable(method: Method, task: Task) -> bool:
+def is_shippable(method: Method, task: Task) -> bool:
     """Whether a new process can import every class that the method and the model are made of."""
     modules = (module for network in task.modules.values() for module in network.modules())
     return all(type(thing).__module__ != "__main__" for thing in (*method.parts, *modules))
@@ -34,23 +34,23 @@ def shippable(method: Method, task: Task) -> bool:
 class Workers:
     """A runner with persistent worker processes. Close it when the run is over."""
 
-    def __init__(self, method: Method, task: Task, cohort: int, count: int, stacked: int = 1) -> None:
-        """`cohort` clients a round at most, `count` workers, up to `stacked` clients at a time in each."""
+    def __init__(self, method: Method, task: Task, cohort: int, count: int, stacked: int, sums: bool) -> None:
+        """`cohort` clients per round at most, `count` workers, up to `stacked` clients at a time in each. `sums`: the
+        weighted sum of the updates is enough."""
         self.task = task
-        self.keeps_updates = method.keeps_updates
         dtype = next(iter(task.initial_params.values())).dtype
         self.theta = _shared(task.layout.size, dtype=dtype)
-        # A row a client; or, where the sum is enough, a row a worker.
-        self.rows = _shared(min(count, cohort) if method.streams else cohort, task.layout.size, dtype=dtype)
-        self.streams = method.streams
+        # A row per client; or, where the sum is enough, a row per worker.
+        self.rows = _shared(min(count, cohort) if sums else cohort, task.layout.size, dtype=dtype)
+        self.sums = sums
         context = torch.multiprocessing.get_context("spawn")
         self.pipes: list[Connection] = []
         self.workers = []
-        with without_main():
+        with hide_main():
             for number in range(min(count, cohort)):
                 here, there = context.Pipe()
                 worker = context.Process(
-                    target=_work, args=(there, number, method, task, self.theta, self.rows, stacked), daemon=True
+                    target=_work, args=(there, number, method, task, self.theta, self.rows, stacked, sums), daemon=True
                 )
                 worker.start()
                 there.close()
@@ -80,11 +80,10 @@ class Workers:
         replies = Replies.join(parts)
         if errand.phase != "train":
             return replies, kept
-        if self.streams:
+        if self.sums:
             busy = [number for number, share in enumerate(shares) if share]
             return replace(replies, total=self.rows[busy].sum(0)), kept
-        rows = self.rows[: len(errand.clients)]
-        return replace(replies, updates=rows.clone() if self.keeps_updates else rows), kept
+        return replace(replies, updates=self.rows[: len(errand.clients)], is_lent=True), kept
 
     def _answer(self, number: int) -> Any:
         try:
@@ -112,12 +111,14 @@ def _shared(*shape: int, dtype: torch.dtype) -> Tensor:
     return tensor
 
 
-def _work(pipe: Connection, number: int, method: Method, task: Task, theta: Tensor, rows: Tensor, stacked: int) -> None:
+def _work(
+    pipe: Connection, number: int, method: Method, task: Task, theta: Tensor, rows: Tensor, stacked: int, sums: bool
+) -> None:
     """A worker's life: answer until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C, and closes the pipe
     torch.set_num_threads(1)
     torch.set_default_dtype(theta.dtype)
-    compute = in_process(method, task, stacked)
+    compute = run_in_process(method, task, stacked, sums)
     while True:
         try:
             clients, places, (buffers, shared, round, rounds), states, seed, phase = pipe.recv()
@@ -180,7 +181,7 @@ def _unpacked(tree: Any) -> Any:
 
 
 @contextmanager
-def without_main() -> Iterator[None]:
+def hide_main() -> Iterator[None]:
     """Start processes that do not run the user's script again: what they need comes from modules."""
     main = vars(sys.modules["__main__"])
     hidden = {name: main.pop(name, None) for name in ("__file__", "__spec__")}

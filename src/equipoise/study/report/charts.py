@@ -91,13 +91,13 @@ class Cells:
     notes: Sequence[Sequence[str]] = ()  # one a cell; else its value
 
 
-Mark = Line | Points | Bars | Arrows | Ticks | Cells
+Drawing = Line | Points | Bars | Arrows | Ticks | Cells
 
 
 @dataclass(frozen=True)
 class Panel:
     title: str
-    marks: Sequence[Mark]
+    marks: Sequence[Drawing]
     x_label: str = ""
     y_label: str = ""
     x_ticks: Mapping[float, str] = field(default_factory=dict)  # places with names, instead of numbers
@@ -121,11 +121,11 @@ class Chart:
     columns: int = 3  # on paper; panels that belong together stand side by side
 
 
-def short(text: str, most: int) -> str:
+def shorten(text: str, most: int) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def extent(panel: Panel) -> tuple[tuple[float, float], tuple[float, float]]:
+def find_extent(panel: Panel) -> tuple[tuple[float, float], tuple[float, float]]:
     """The ranges of x and y that a panel needs."""
     xs: list[float] = list(panel.x_ticks)
     ys: list[float] = list(panel.y_ticks)
@@ -163,14 +163,14 @@ def _padded(values: Sequence[float], margin: float, named: bool = False) -> tupl
     return (low - gap if low != 0 else low), high + gap
 
 
-def placed_labels(
+def place_labels(
     points: Sequence[tuple[float, float]], widths: Sequence[float], height: float, bounds: tuple[float, float]
 ) -> list[tuple[float, float]]:
     """The middle of each point's label: above, below, to the right or left, where it meets no other point or label.
 
     All in one unit (pixels), `bounds` are the left and right end. Where nothing is free the label goes above.
 
-    >>> placed_labels([(50, 50), (52, 40)], [20, 20], 10, (0, 100))
+    >>> place_labels([(50, 50), (52, 40)], [20, 20], 10, (0, 100))
     [(50, 62.0), (52, 28.0)]
     """
     taken = [(x - 6, y - 6, x + 6, y + 6) for x, y in points]
@@ -200,10 +200,10 @@ def _is_free(box: Box, others: Sequence[Box], bounds: tuple[float, float]) -> bo
     return not met and bounds[0] <= a and c <= bounds[1]
 
 
-def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
+def choose_ticks(low: float, high: float, count: int = 5) -> list[float]:
     """Round numbers between two ends.
 
-    >>> nice_ticks(0.0, 1.0)
+    >>> choose_ticks(0.0, 1.0)
     [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
     """
     raw = (high - low) / count
@@ -214,7 +214,7 @@ def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
     return [round(i * step, 12) for i in range(first, last + 1)]
 
 
-def histogram(
+def count_in_bins(
     values: Sequence[float], low: float, high: float, bins: int = 20
 ) -> tuple[list[float], list[float], float]:
     """Middles of bins, the share of the values in each, and the width of a bin."""

@@ -7,37 +7,37 @@ from typing import Any
 
 import numpy as np
 
-from equipoise.runs.analysis import MISSING, distinct, logarithms, read
+from equipoise.runs.kept import MISSING, read_kept
 from equipoise.study.report.charts import Bars, Cells, Chart, Line, Panel, Points
-from equipoise.study.report.plots import MOST_LINES, plot
+from equipoise.study.report.plots import MOST_LINES, register_plot
 from equipoise.study.report.study import Study
 
 
-def kept(study: Study, kind: str) -> dict[str, Any]:
+def collect_kept(study: Study, kind: str) -> dict[str, Any]:
     """By method, what the first seed that kept it holds."""
     found: dict[str, Any] = {}
     for method, runs in study.runs.items():
         for run in runs.values():
-            here = read(run.place).get(kind)
+            here = read_kept(run.place).get(kind)
             if here is not None and MISSING not in here:
                 found.setdefault(method, here)
     return found
 
 
-@plot
-def conflicts(study: Study) -> Chart | None:
+@register_plot
+def draw_conflicts(study: Study) -> Chart | None:
     panels = []
-    for method, found in kept(study, "conflicts").items():
+    for method, found in collect_kept(study, "conflicts").items():
         ticks = {float(i): name for i, name in enumerate(found["clients"])}
         panels.append(Panel(method, [Cells(method, found["cosines"], -1.0, 1.0)], "", "", ticks, ticks, wide=True))
     caption = "Cosines between the updates that clients send from the final model: blue agrees, orange is a conflict."
     return Chart("conflicts", "Conflicts between clients", caption, panels, one_at_a_time=True) if panels else None
 
 
-@plot
-def consistency(study: Study) -> Chart | None:
+@register_plot
+def draw_consistency(study: Study) -> Chart | None:
     panels = []
-    for method, found in kept(study, "consistency").items():
+    for method, found in collect_kept(study, "consistency").items():
         for rounds, shares in sorted(found.items(), key=lambda one: int(one[0])):
             middles = [0.5 + 0.025 * (i + 0.5) for i in range(20)]
             percents = [100 * share for share in shares]
@@ -48,11 +48,11 @@ def consistency(study: Study) -> Chart | None:
     return Chart("consistency", "Consistency of updates", caption, panels) if panels else None
 
 
-@plot
-def spectrum(study: Study) -> Chart | None:
+@register_plot
+def draw_spectrum(study: Study) -> Chart | None:
     lines = []
-    for method, found in kept(study, "features").items():
-        values = logarithms(found["singular"])
+    for method, found in collect_kept(study, "features").items():
+        values = _logarithms(found["singular"])
         lines.append(Line(method, [float(i + 1) for i in range(len(values))], values, study.colour(method)))
     panel = Panel("", lines, "rank", "log10 of the singular value", wide=True)
     caption = (
@@ -61,22 +61,22 @@ def spectrum(study: Study) -> Chart | None:
     return Chart("spectrum", "Spectrum of the features", caption, [panel]) if lines else None
 
 
-@plot
-def tsne(study: Study) -> Chart | None:
+@register_plot
+def draw_tsne(study: Study) -> Chart | None:
     panels = [
         Panel(f"{method}, by {what}", _scattered(found["points"], found[what]))
-        for method, found in kept(study, "features").items()
+        for method, found in collect_kept(study, "features").items()
         for what in ("classes", "domains")
     ]
     caption = "Last features of test samples in two dimensions (t-SNE), coloured by class and by domain."
     return Chart("tsne", "Features", caption, panels, columns=2) if panels else None
 
 
-@plot
-def saliency(study: Study) -> Chart | None:
+@register_plot
+def draw_saliency(study: Study) -> Chart | None:
     panels: list[Panel] = []
     across = 1
-    for method, found in kept(study, "saliency").items():
+    for method, found in collect_kept(study, "saliency").items():
         if not panels:
             panels = [_picture(f"sample, {d}", v, 6) for d, v in zip(found["domains"], found["samples"], strict=True)]
         panels += [_picture(f"{method}, {d}", v, 3) for d, v in zip(found["domains"], found["maps"], strict=True)]
@@ -92,10 +92,10 @@ def _picture(title: str, values: Sequence[Sequence[float]], colour: int) -> Pane
     return Panel(title, [Cells(title, values, 0.0, 1.0, colour)], picture=True)
 
 
-@plot
-def separators(study: Study) -> Chart | None:
+@register_plot
+def draw_separators(study: Study) -> Chart | None:
     panels = []
-    for method, found in kept(study, "separators").items():
+    for method, found in collect_kept(study, "separators").items():
         x, y = ([place[axis] for place in found["border"]] for axis in (0, 1))
         marks = [*_samples(study, found), Points("border", x, y, 6, small=True)]
         panels.append(Panel(method, marks, "x1", "x2"))
@@ -112,7 +112,7 @@ def _samples(study: Study, found: Mapping[str, Any]) -> list[Points]:
     colours = list(dict.fromkeys(study.any.domains))
     kinds = [f"{d}, class {c}" for d, c in zip(found["domains"], found["classes"], strict=True)]
     marks = []
-    for name, places in distinct(kinds).items():
+    for name, places in _places_by_name(kinds).items():
         first, (x, y) = places[0], zip(*(found["points"][i] for i in places), strict=True)
         colour, hollow = colours.index(found["domains"][first]), found["classes"][first] == 0
         marks.append(Points(name, x, y, colour, small=True, hollow=hollow))
@@ -136,5 +136,18 @@ def _losses(study: Study, method: str) -> list[Line]:
 def _scattered(points: Sequence[Sequence[float]], names: Sequence[str]) -> list[Points]:
     return [
         Points(name, [points[i][0] for i in places], [points[i][1] for i in places], colour, small=True)
-        for colour, (name, places) in enumerate(distinct(names).items())
+        for colour, (name, places) in enumerate(_places_by_name(names).items())
     ]
+
+
+def _places_by_name(names: Sequence[str]) -> dict[str, list[int]]:
+    """The places of each name."""
+    found: dict[str, list[int]] = {}
+    for i, name in enumerate(names):
+        found.setdefault(str(name), []).append(i)
+    return found
+
+
+def _logarithms(values: Sequence[float]) -> list[float]:
+    """Base 10, with zero as a very small number."""
+    return np.log10(np.maximum(np.asarray(values, dtype=float), 1e-12)).tolist()

@@ -7,16 +7,16 @@ from html import escape
 from pathlib import Path
 from typing import get_args
 
-from equipoise.grammar import list_of
+from equipoise.errors import EquipoiseError
+from equipoise.grammar import join_words
 from equipoise.metrics import FORMULAS, paired
-from equipoise.runs.records import Recorded
+from equipoise.runs.reading import Recorded
 from equipoise.study.report import tables
 from equipoise.study.report.charts import COLOURS, NEGATIVE
-from equipoise.study.report.plots import charts, partitions
-from equipoise.study.report.study import DEFINITIONS, Study, studies
-from equipoise.study.report.svg import drawn
-from equipoise.study.report.verdict import Word, in_two_sentences, verdicts
-from equipoise.types import EquipoiseError
+from equipoise.study.report.plots import draw_charts, draw_partitions
+from equipoise.study.report.study import DEFINITIONS, Study, group_studies
+from equipoise.study.report.svg import draw_svg
+from equipoise.study.report.verdict import Word, judge_all, tell_in_two_sentences
 
 HERE = Path(__file__).parent
 QUESTION = "Do the clients that plain averaging leaves behind fare better, and who pays for it?"
@@ -24,16 +24,16 @@ QUESTION = "Do the clients that plain averaging leaves behind fare better, and w
 
 def write(runs: Sequence[Recorded], out: Path, problems: Sequence[str] = ()) -> list[Path]:
     """The page and the tables beside it. `problems` name the runs that could not be read."""
-    found = studies(runs)
+    found = group_studies(runs)
     if not found:
         why = problems[0] if problems else "no run is finished."
         raise EquipoiseError(f"There is nothing to report: {why}")
     texts = {
-        ".html": page(found, problems),
+        ".html": build_page(found, problems),
         ".md": "\n".join(map(_markdown, found)),
-        ".tex": "\n".join(map(tables.latex, found)),
-        ".csv": _once(list(map(tables.comma_separated, found))),
-        ".clients.csv": _once(list(map(tables.per_client, found))),
+        ".tex": "\n".join(map(tables.write_latex, found)),
+        ".csv": _once(list(map(tables.write_csv, found))),
+        ".clients.csv": _once(list(map(tables.write_clients, found))),
     }
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -45,8 +45,8 @@ def write(runs: Sequence[Recorded], out: Path, problems: Sequence[str] = ()) -> 
 
 
 def _markdown(study: Study) -> str:
-    name, verdict = tables.marked(study.name), tables.marked(" ".join(in_two_sentences(study)))
-    return f"## {name}\n\n{verdict}\n\n{tables.markdown(study)}"
+    name, verdict = tables.mark_up(study.name), tables.mark_up(" ".join(tell_in_two_sentences(study)))
+    return f"## {name}\n\n{verdict}\n\n{tables.write_markdown(study)}"
 
 
 def _once(files: list[str]) -> str:
@@ -54,14 +54,14 @@ def _once(files: list[str]) -> str:
     return files[0] + "".join(text.split("\n", 1)[1] for text in files[1:])
 
 
-def page(found: Sequence[Study], problems: Sequence[str] = ()) -> str:
+def build_page(found: Sequence[Study], problems: Sequence[str] = ()) -> str:
     colours = "".join(f".c{i}{{--c:{colour}}}" for i, colour in enumerate(COLOURS))
     style = (HERE / "page.css").read_text() + colours + f":root{{--minus:{NEGATIVE}}}"
-    names = escape(list_of(list(dict.fromkeys(study.name for study in found))))
+    names = escape(join_words(list(dict.fromkeys(study.name for study in found))))
     notes = "".join(f"<p class='note'>Left out: {escape(text)}</p>" for text in problems)
     sections = "".join(_study(study, i) for i, study in enumerate(found))
-    ranges = partitions(found)
-    across = f"<section id='across'><h1>All data together</h1>{drawn(ranges)}</section>" if ranges else ""
+    ranges = draw_partitions(found)
+    across = f"<section id='across'><h1>All data together</h1>{draw_svg(ranges)}</section>" if ranges else ""
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
         f"<title>Equipoise: {names}</title><style>{style}</style></head><body><header><strong>Equipoise</strong>"
@@ -76,17 +76,18 @@ def _study(study: Study, number: int) -> str:
     facts = study.any.manifest
     setting = (
         f"{len(study.any.clients)} clients, {len(set(study.any.domains))} domains, {facts['rounds']} rounds, "
-        f"model {facts['model']}, seeds {list_of([str(s) for s in seeds], 10)}"
+        f"model {facts['model']}, seeds {join_words([str(s) for s in seeds], 10)}"
     )
     return "".join(
         [
             f"<section id='study{number}'><h1>{escape(study.name)}</h1><p class='setting'>{escape(setting)}</p>",
-            f"<p class='question'>{escape(QUESTION)}</p><p class='verdict'>{escape(' '.join(in_two_sentences(study)))}</p>",
+            f"<p class='question'>{escape(QUESTION)}</p>",
+            f"<p class='verdict'>{escape(' '.join(tell_in_two_sentences(study)))}</p>",
             *(f"<p class='note'>{escape(text)}</p>" for text in (*study.notes, *facts["data"]["notes"])),
             _front(study),
             _check(study),
             "<h2>Plots</h2>",
-            *(drawn(chart) for chart in charts(study)),
+            *(draw_svg(chart) for chart in draw_charts(study)),
             _cost(study),
             _all_figures(study),
             _provenance(study),
@@ -110,10 +111,10 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], bold: dict[str, s
 
 
 def _front(study: Study) -> str:
-    bold = {name: tables.best(study, name) for name in tables.FRONT}
+    bold = {name: tables.find_best(study, name) for name in tables.FRONT}
     definitions = "; ".join(f"{name}: {DEFINITIONS[name]}" for name in tables.FRONT)
     return (
-        _table(tables.header(), tables.body(study), bold)
+        _table(tables.list_columns(), tables.list_rows(study), bold)
         + "<p class='caption'>Test accuracy in percent after the last round, over clients: mean ± half of the 95 % "
         "interval (Student's t) "
         f"over seeds. {escape(definitions)}. Upload is that of a client in a round. Bold is the best mean on test "
@@ -122,7 +123,7 @@ def _front(study: Study) -> str:
 
 
 def _check(study: Study) -> str:
-    found = verdicts(study)
+    found = judge_all(study)
     if not found:
         return "<p class='note'>No levelling-down check: it needs runs of fedavg with the same settings.</p>"
     assert study.reference is not None
@@ -154,7 +155,7 @@ def _difference(value: tuple[float, float, float]) -> str:
 def _cost(study: Study) -> str:
     return (
         "<figure id='cost'><h3>Cost</h3>"
-        + _table(*tables.costs(study))
+        + _table(*tables.list_costs(study))
         + "<figcaption>Upload: shared and personal tensors, averaged "
         "buffers and reports of one client in one round. GFLOP: three forward passes of the wrapped model for every sample "
         "that the mean client trains on in a round; a method's own further passes are not counted. Seconds: all clients, on "
@@ -165,7 +166,7 @@ def _cost(study: Study) -> str:
 def _all_figures(study: Study) -> str:
     head = ["figure", *study.methods, "definition"]
     rows = [
-        [name, *(tables.shown(name, study.table[m][name]) for m in study.methods), text]
+        [name, *(tables.format_figure(name, study.table[m][name]) for m in study.methods), text]
         for name, text in DEFINITIONS.items()
     ]
     return f"<details class='all'><summary>All figures with their definitions</summary>{_table(head, rows)}</details>"
@@ -174,7 +175,7 @@ def _all_figures(study: Study) -> str:
 def _provenance(study: Study) -> str:
     facts = study.any.manifest
     versions = ", ".join(f"{name} {value}" for name, value in facts["versions"].items())
-    scored = list_of(
+    scored = join_words(
         [f"{m}: {next(iter(r.values())).manifest['evaluated']['model']}" for m, r in study.runs.items()], 40
     )
     said = {text for runs in study.runs.values() for run in runs.values() for text in run.manifest["warnings"]}

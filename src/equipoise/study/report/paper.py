@@ -16,17 +16,17 @@ from equipoise.study.report.charts import (
     Bars,
     Cells,
     Chart,
+    Drawing,
     Line,
-    Mark,
     Panel,
     Points,
     Ticks,
-    placed_labels,
-    short,
+    place_labels,
+    shorten,
 )
 
 
-def save(chart: Chart, stem: Path) -> list[Path]:
+def save_chart(chart: Chart, stem: Path) -> list[Path]:
     """`stem`.pdf and `stem`.png. Signs that the font lacks are boxes in the picture."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
@@ -81,7 +81,7 @@ def _save(chart: Chart, stem: Path) -> list[Path]:
 def _panel(ax: Any, panel: Panel) -> None:
     for mark in panel.marks:
         _mark(ax, mark)
-    ax.set_title(_plain(short(panel.title, 22) if panel.picture else panel.title), fontsize=7 if panel.picture else 9)
+    ax.set_title(_plain(shorten(panel.title, 22) if panel.picture else panel.title), fontsize=7 if panel.picture else 9)
     if panel.picture:
         ax.set_axis_off()
         ax.set_aspect("equal")
@@ -109,15 +109,15 @@ def _label(ax: Any, named: Sequence[Points]) -> None:
     points = [(float(x), -float(y)) for x, y in places]  # downwards, as on the page
     bounds = (scale * ax.bbox.x0, scale * ax.bbox.x1)
     for mark, (a, b), (x, y) in zip(
-        named, points, placed_labels(points, [3.4 * len(short(m.name, 24)) for m in named], 7, bounds), strict=True
+        named, points, place_labels(points, [3.4 * len(shorten(m.name, 24)) for m in named], 7, bounds), strict=True
     ):
         ax.annotate(
-            _plain(short(mark.name, 24)), (mark.x[0], mark.y[0]), (x - a, b - y), textcoords="offset points", fontsize=6,
+            _plain(shorten(mark.name, 24)), (mark.x[0], mark.y[0]), (x - a, b - y), textcoords="offset points", fontsize=6,
             ha="center", va="center", in_layout=False,
         )  # fmt: skip
 
 
-def _mark(ax: Any, mark: Mark) -> None:
+def _mark(ax: Any, mark: Drawing) -> None:
     colour = COLOURS[mark.colour % len(COLOURS)]
     name = _plain(mark.name)
     match mark:

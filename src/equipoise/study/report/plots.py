@@ -10,8 +10,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from equipoise.metrics import FORMULAS, bootstrap
-from equipoise.study.report.charts import Arrows, Bars, Cells, Chart, Line, Panel, Points, Ticks, histogram
-from equipoise.study.report.study import Study, Vector, by_domain
+from equipoise.study.report.charts import Arrows, Bars, Cells, Chart, Line, Panel, Points, Ticks, count_in_bins
+from equipoise.study.report.study import Study, Vector, average_by_domain
 
 MOST_ROWS = 30  # clients that a plot names one by one; more become groups
 MOST_LINES = 8
@@ -21,18 +21,19 @@ Maker = Callable[[Study], Chart | None]
 PLOTS: dict[str, Maker] = {}
 
 
-def plot(function: Maker) -> Maker:
-    PLOTS[function.__name__] = function
+def register_plot(function: Maker) -> Maker:
+    """A plot of the report; `draw_arrows` draws the one called `arrows`."""
+    PLOTS[function.__name__.removeprefix("draw_")] = function
     return function
 
 
-def charts(study: Study) -> list[Chart]:
+def draw_charts(study: Study) -> list[Chart]:
     """All plots that a study has data for, in the order of the report."""
     return [chart for make in PLOTS.values() if (chart := make(study)) is not None]
 
 
 # --------------------------------------------------------------------------- what plots share
-def grouped(order: Sequence[int], names: Sequence[str]) -> list[tuple[str, list[int]]]:
+def group_names(order: Sequence[int], names: Sequence[str]) -> list[tuple[str, list[int]]]:
     """Clients in a given order: one by one where they fit, otherwise in groups of about equal size."""
     if len(order) <= MOST_ROWS:
         return [(names[i], [i]) for i in order]
@@ -44,17 +45,17 @@ def grouped(order: Sequence[int], names: Sequence[str]) -> list[tuple[str, list[
     return found
 
 
-def mean_of(values: Vector, members: Sequence[int] | None = None) -> float:
+def average(values: Vector, members: Sequence[int] | None = None) -> float:
     """The mean over those of the members (of all) that have a value."""
     some = values if members is None else values[list(members)]
     return float(np.nanmean(some)) if not np.isnan(some).all() else float("nan")
 
 
-def percent(value: float) -> str:
+def say_percent(value: float) -> str:
     return "–" if np.isnan(value) else f"{100 * value:.1f} %"
 
 
-def band(rows: Sequence[Vector]) -> tuple[list[float], list[float], list[float]]:
+def find_band(rows: Sequence[Vector]) -> tuple[list[float], list[float], list[float]]:
     """Mean over seeds, and the smallest and largest value; no band for one seed."""
     stack = 100 * np.stack(rows)
     if len(rows) == 1:
@@ -73,29 +74,29 @@ def _same_rounds(study: Study, method: str) -> list[float]:
 
 
 # --------------------------------------------------------------------------- who gained, who paid
-@plot
-def arrows(study: Study) -> Chart | None:
+@register_plot
+def draw_arrows(study: Study) -> Chart | None:
     reference, alone = study.reference, study.alone
     if reference is None or not study.rivals:
         return None
-    rows = grouped(_order(study), study.any.clients)
+    rows = group_names(_order(study), study.any.clients)
     before, samples = study.mean_final(reference), study.any.samples()
     own = study.mean_final(alone) if alone else None
     panels = []
     for method in study.rivals:
         after = study.mean_final(method)
-        start, end = ([100 * mean_of(v, members) for _, members in rows] for v in (before, after))
+        start, end = ([100 * average(v, members) for _, members in rows] for v in (before, after))
         notes = []
         for (name, members), a, b in zip(rows, start, end, strict=True):
             text = f"{name}: {a:.1f} → {b:.1f} %"
             if len(members) == 1:
                 one = bootstrap(float(after[members[0]]), int(samples[members[0]]))
                 text += f", 95 % over its test samples {100 * one.low:.1f} to {100 * one.high:.1f}"
-            notes.append(text + (f"; alone {percent(mean_of(own, members))}" if own is not None else ""))
+            notes.append(text + (f"; alone {say_percent(average(own, members))}" if own is not None else ""))
         places = [float(i) for i in range(len(rows))]
         marks: list[Arrows | Ticks] = [Arrows(method, places, start, end, 0, notes)]
         if own is not None:
-            marks.append(Ticks("local_only", [100 * mean_of(own, m) for _, m in rows], places))
+            marks.append(Ticks("local_only", [100 * average(own, m) for _, m in rows], places))
         ticks = {float(i): name for i, (name, _) in enumerate(rows)}
         panels.append(Panel(method, marks, "test accuracy in percent", y_ticks=ticks, wide=True))
     caption = (
@@ -107,14 +108,14 @@ def arrows(study: Study) -> Chart | None:
     return Chart("arrows", "Who gained and who paid", caption, panels, one_at_a_time=True)
 
 
-@plot
-def domains(study: Study) -> Chart | None:
+@register_plot
+def draw_domains(study: Study) -> Chart | None:
     names = list(dict.fromkeys(study.any.domains))
     if len(names) < 2 or len(names) > MOST_LINES * 2:
         return None
     marks = []
     for method in study.methods:
-        found = by_domain(study.mean_final(method), study.any.domains)
+        found = average_by_domain(study.mean_final(method), study.any.domains)
         places = [float(names.index(domain)) for domain in found]
         marks.append(Line(method, places, [100 * v for v in found.values()], study.colour(method)))
     panel = Panel("", marks, "", "test accuracy in percent", {float(i): n for i, n in enumerate(names)}, wide=True)
@@ -126,8 +127,8 @@ def domains(study: Study) -> Chart | None:
     )
 
 
-@plot
-def convergence(study: Study) -> Chart | None:
+@register_plot
+def draw_convergence(study: Study) -> Chart | None:
     if all(len(_same_rounds(study, method)) < 2 for method in study.methods):
         return None  # evaluated once: there is no curve
     panels = []
@@ -137,7 +138,7 @@ def convergence(study: Study) -> Chart | None:
             per_seed = [
                 np.array([FORMULAS[name].function(row) for row in study.curve(method, seed)[1]]) for seed in runs
             ]
-            mean, low, high = band(per_seed)
+            mean, low, high = find_band(per_seed)
             dashed = method not in (study.reference, *study.rivals)
             lines.append(Line(method, _same_rounds(study, method), mean, study.colour(method), low, high, dashed))
         panels.append(Panel(name, lines, "round", f"{name} in percent"))
@@ -145,8 +146,8 @@ def convergence(study: Study) -> Chart | None:
     return Chart("convergence", "Convergence", caption, panels)
 
 
-@plot
-def distribution(study: Study) -> Chart | None:
+@register_plot
+def draw_distribution(study: Study) -> Chart | None:
     lines = []
     for method in study.methods:
         found = np.sort(100 * np.concatenate(list(study.final(method).values())))
@@ -163,8 +164,8 @@ def distribution(study: Study) -> Chart | None:
     )
 
 
-@plot
-def pareto(study: Study) -> Chart | None:
+@register_plot
+def draw_pareto(study: Study) -> Chart | None:
     if len(study.methods) < 2:
         return None
     panels = []
@@ -186,7 +187,7 @@ def pareto(study: Study) -> Chart | None:
             Points(m, [p[0]], [p[1]], study.colour(m), [f"{m}: {figure} {p[0]:.1f}, AVG {p[1]:.1f}"], label=True)
             for m, p in place.items()
         ]
-        for _, name, points in sweeps(study):
+        for _, name, points in find_sweeps(study):
             path = [place[m] for _, m in points]
             marks.append(Line(f"sweep of {name}", [p[0] for p in path], [p[1] for p in path], 5))
         panels.append(Panel("", marks, f"{figure} in percent", "AVG in percent"))
@@ -199,10 +200,10 @@ def pareto(study: Study) -> Chart | None:
 
 
 # --------------------------------------------------------------------------- losses
-@plot
-def losses(study: Study) -> Chart | None:
+@register_plot
+def draw_losses(study: Study) -> Chart | None:
     order = _order(study)
-    rows = grouped(order, study.any.clients)
+    rows = group_names(order, study.any.clients)
     kinds = [("test loss", {m: study.mean_final(m, "loss") for m in study.methods})]
     if study.alone:
         gaps = {m: study.gaps(m) for m in study.methods if m != study.alone}
@@ -213,8 +214,8 @@ def losses(study: Study) -> Chart | None:
         bars = [
             Bars(
                 method, [i - 0.4 + span * (j + 0.5) for i in range(len(rows))],
-                [mean_of(values, members) for _, members in rows], study.colour(method), span,
-                [f"{method}, {name}: {mean_of(values, members):.3f}" for name, members in rows],
+                [average(values, members) for _, members in rows], study.colour(method), span,
+                [f"{method}, {name}: {average(values, members):.3f}" for name, members in rows],
             )
             for j, (method, values) in enumerate(found.items())
         ]  # fmt: skip
@@ -227,8 +228,8 @@ def losses(study: Study) -> Chart | None:
     return Chart("losses", "Loss and loss gap of each client", caption, panels)
 
 
-@plot
-def gaps(study: Study) -> Chart | None:
+@register_plot
+def draw_gaps(study: Study) -> Chart | None:
     found = {
         m: np.concatenate(list(study.gaps(m).values())) for m in study.methods if m != study.alone and study.gaps(m)
     }
@@ -238,7 +239,7 @@ def gaps(study: Study) -> Chart | None:
     low, high = float(np.nanmin(everything)), float(np.nanmax(everything))
     lines = []
     for method, values in found.items():
-        x, y, _ = histogram(values[~np.isnan(values)].tolist(), low, high, 15)
+        x, y, _ = count_in_bins(values[~np.isnan(values)].tolist(), low, high, 15)
         lines.append(Line(method, x, [100 * v for v in y], study.colour(method)))
     panel = Panel("", lines, "loss gap", "percent of the clients", wide=True)
     caption = (
@@ -247,8 +248,8 @@ def gaps(study: Study) -> Chart | None:
     return Chart("gaps", "Distribution of loss gaps", caption, [panel])
 
 
-@plot
-def optima(study: Study) -> Chart | None:
+@register_plot
+def draw_optima(study: Study) -> Chart | None:
     rows = {split: study.own_optima(split) for split in ("validation", "test")}
     caption = (
         "Loss of every client's own model (local_only, last round, mean over seeds). A wide range: unequal difficulty."
@@ -262,7 +263,7 @@ def _partition(study: Study) -> str:
     return f"{study.name}, {data.get('arguments') or 'partition ' + str(data['partition'])[:6]}"
 
 
-def partitions(found: Sequence[Study]) -> Chart | None:
+def draw_partitions(found: Sequence[Study]) -> Chart | None:
     """The same of several studies: how unequal the tasks are when data are split in other ways."""
     rows = {_partition(study): study.own_optima("test") for study in found}
     caption = (
@@ -293,8 +294,8 @@ def _ranges(kind: str, title: str, caption: str, rows: Mapping[str, Mapping[str,
 
 
 # --------------------------------------------------------------------------- what the server did
-@plot
-def weights(study: Study) -> Chart | None:
+@register_plot
+def draw_weights(study: Study) -> Chart | None:
     panels = []
     for method, runs in study.runs.items():
         run = next(iter(runs.values()))
@@ -314,7 +315,7 @@ def weights(study: Study) -> Chart | None:
             reasons[name] = empty.copy()
             reasons[name][row[mine], column[mine]] = table["value"].to_numpy()[mine]
         source = f" (from {', '.join(reasons)})" if reasons else ""
-        panels.append(heat(f"{method}{source}", grid, run.clients, study.colour(method), "weight", reasons))
+        panels.append(draw_heat(f"{method}{source}", grid, run.clients, study.colour(method), "weight", reasons))
     caption = (
         "The factor on each client's update, first seed; a stronger colour is more. In brackets the "
         "figures that a weight came from: point at a cell for their values. White: the client did not take part; the faintest "
@@ -323,14 +324,14 @@ def weights(study: Study) -> Chart | None:
     return Chart("weights", "Weights over rounds", caption, panels, one_at_a_time=True) if panels else None
 
 
-def heat(
+def draw_heat(
     title: str, grid: Vector, names: Sequence[str], colour: int, what: str, reasons: Mapping[str, Vector] | None = None
 ) -> Panel:
     """Clients x rounds, with rounds in bins and many clients in groups. `reasons` are told with each cell."""
-    rows = grouped(range(len(names)), names)
+    rows = group_names(range(len(names)), names)
     pieces = np.array_split(np.arange(grid.shape[1]), min(COLUMNS, grid.shape[1]))
     values, *told = (
-        [[mean_of(one[members][:, piece].ravel()) for piece in pieces] for _, members in rows]
+        [[average(one[members][:, piece].ravel()) for piece in pieces] for _, members in rows]
         for one in (grid, *(reasons or {}).values())
     )
     finite = [v for row in values for v in row if not np.isnan(v)] or [0.0]
@@ -352,8 +353,8 @@ def _span(rounds: NDArray[np.int64]) -> str:
     return f"{rounds[0] + 1}" if len(rounds) == 1 else f"{rounds[0] + 1}–{rounds[-1] + 1}"
 
 
-@plot
-def participation(study: Study) -> Chart | None:
+@register_plot
+def draw_participation(study: Study) -> Chart | None:
     method = study.reference or study.methods[0]
     run = next(iter(study.runs[method].values()))
     place = {name: i for i, name in enumerate(run.clients)}
@@ -369,16 +370,16 @@ def participation(study: Study) -> Chart | None:
     )
     for one in refused[:5]:
         caption += f" {one['client']} in round {one['round']}: {str(one['why']).removesuffix('.')}."
-    return Chart("participation", "Participation", caption, [heat(method, grid, run.clients, 2, "took part")])
+    return Chart("participation", "Participation", caption, [draw_heat(method, grid, run.clients, 2, "took part")])
 
 
-@plot
-def holdings(study: Study) -> Chart | None:
+@register_plot
+def draw_holdings(study: Study) -> Chart | None:
     data = study.any.manifest["data"]
     counts = np.array([client["classes"] for client in data["clients"]], dtype=float)
     if counts.ndim != 2 or counts.shape[1] > 60:
         return None
-    rows = grouped(range(len(counts)), study.any.clients)
+    rows = group_names(range(len(counts)), study.any.clients)
     values = [[float(counts[members, c].mean()) for c in range(counts.shape[1])] for _, members in rows]
     panel = Panel(
         "", [Cells("training samples", values, 0.0, float(counts.max()) or 1.0, 2)], "class", "",
@@ -389,7 +390,7 @@ def holdings(study: Study) -> Chart | None:
 
 
 # --------------------------------------------------------------------------- parameters
-def sweeps(study: Study) -> list[tuple[str, str, list[tuple[float, str]]]]:
+def find_sweeps(study: Study) -> list[tuple[str, str, list[tuple[float, str]]]]:
     """Methods that differ in one number only: (methods, parameter, [(value, method)])."""
     found: dict[tuple[str, str, str], list[tuple[float, str]]] = {}
     for method, runs in study.runs.items():
@@ -406,10 +407,10 @@ def sweeps(study: Study) -> list[tuple[str, str, list[tuple[float, str]]]]:
     ]
 
 
-@plot
-def sweep(study: Study) -> Chart | None:
+@register_plot
+def draw_sweep(study: Study) -> Chart | None:
     panels = []
-    for _, name, points in sweeps(study):
+    for _, name, points in find_sweeps(study):
         places = [float(i) for i in range(len(points))]
         average, spread = (
             [100 * float(np.mean(list(study.per_seed(m, FORMULAS[f]).values()))) for _, m in points]

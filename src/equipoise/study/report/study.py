@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.metrics import FORMULAS, Formula, Interval, corrected_variance, over_seeds
-from equipoise.runs.records import Recorded
+from equipoise.runs.reading import Recorded
 
 Vector = NDArray[np.float64]
 LAST = 5  # rounds whose mean stands beside the last one
@@ -19,17 +19,17 @@ BY_ROUND = {
 }  # figures that are told of other rounds, too
 
 
-def sample_weighted(values: Vector, samples: Vector) -> float:
+def weigh_by_samples(values: Vector, samples: Vector) -> float:
     """Mean over clients, each with the number of its test samples as weight.
 
-    >>> sample_weighted(np.array([0.5, 1.0]), np.array([30.0, 10.0]))
+    >>> weigh_by_samples(np.array([0.5, 1.0]), np.array([30.0, 10.0]))
     0.625
     """
     there = ~np.isnan(values)
     return float(np.average(values[there], weights=samples[there])) if samples[there].sum() > 0 else float("nan")
 
 
-def by_domain(values: Vector, domains: Sequence[str]) -> dict[str, float]:
+def average_by_domain(values: Vector, domains: Sequence[str]) -> dict[str, float]:
     """The mean over the clients of each domain."""
     found: dict[str, list[float]] = {}
     for domain, value in zip(domains, values.tolist(), strict=True):
@@ -133,12 +133,12 @@ class Study:
         found = {name: over_seeds(list(self.per_seed(method, f).values())) for name, f in FORMULAS.items()}
         final, losses = self.final(method), self.final(method, "loss")
         samples = self.any.samples()
-        domains = [list(by_domain(v, self.any.domains).values()) for v in final.values()]
+        domains = [list(average_by_domain(v, self.any.domains).values()) for v in final.values()]
         more: dict[str, list[float]] = {
             "AVG over domains": [float(np.mean(v)) for v in domains],
             "STD over domains": [float(np.std(v)) for v in domains],
             "MIN over domains": [min(v) for v in domains],
-            "AVG by samples": [sample_weighted(v, samples) for v in final.values()],
+            "AVG by samples": [weigh_by_samples(v, samples) for v in final.values()],
             "corrected variance": [corrected_variance(v, samples) for v in final.values()],
             "loss": [float(np.nanmean(v)) for v in losses.values()],
             "worst loss": [float(np.nanmax(v)) for v in losses.values()],
@@ -232,7 +232,7 @@ SMALLER_IS_BETTER = {
 }  # fmt: skip
 
 
-def studies(runs: Sequence[Recorded]) -> list[Study]:
+def group_studies(runs: Sequence[Recorded]) -> list[Study]:
     """Runs of the same data and settings together, those of other settings apart; what is unfinished is named in the notes."""
     groups: list[list[Recorded]] = []
     for run in sorted(runs, key=lambda one: len(one.manifest["demanded"])):
@@ -246,9 +246,9 @@ def studies(runs: Sequence[Recorded]) -> list[Study]:
         notes = []
         chosen: dict[str, dict[int, Recorded]] = {}
         for run in members:
-            if run.finished and run.records.num_rows and not len(run.curve()[0]):
+            if run.is_finished and run.records.num_rows and not len(run.curve()[0]):
                 notes.append(f"{run.method}, seed {run.seed}, is not in the figures: no client has test data.")
-            elif not run.finished or not run.records.num_rows:
+            elif not run.is_finished or not run.records.num_rows:
                 total = run.manifest["rounds"]
                 why = f": {run.manifest.get('why')}" if run.manifest.get("why") else ""
                 notes.append(f"{run.method}, seed {run.seed}, is not in the figures: {run.manifest['status']} after "
@@ -273,7 +273,7 @@ def studies(runs: Sequence[Recorded]) -> list[Study]:
 
 
 def _comparable(first: Recorded, second: Recorded) -> bool:
-    """Whether two runs differ in nothing but method and seed. What a method demands of the optimiser may differ."""
+    """Whether two runs differ in nothing but method and seed. What a method demands of the optimizer may differ."""
     a, b = first.manifest, second.manifest
     free = {*a["demanded"], *b["demanded"]}
     trained = all(a["training"][name] == b["training"][name] for name in a["training"] if name not in free)

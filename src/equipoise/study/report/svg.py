@@ -12,21 +12,21 @@ from equipoise.study.report.charts import (
     Bars,
     Cells,
     Chart,
+    Drawing,
     Line,
-    Mark,
     Panel,
     Points,
     Ticks,
-    extent,
-    nice_ticks,
-    placed_labels,
-    short,
+    choose_ticks,
+    find_extent,
+    place_labels,
+    shorten,
 )
 
 Scale = Callable[[float], float]
 
 
-def drawn(chart: Chart) -> str:
+def draw_svg(chart: Chart) -> str:
     """A figure with its panels, legend and caption."""
     panels = "".join(
         f'<div class="{_shape(panel)}" data-panel="{escape(panel.title)}">{_panel(panel)}</div>'
@@ -69,7 +69,7 @@ def _classes(colour: int) -> str:
 
 
 def _panel(panel: Panel) -> str:
-    (x0, x1), (y0, y1) = extent(panel)
+    (x0, x1), (y0, y1) = find_extent(panel)
     if panel.picture:
         return _picture(panel, x0, x1)
     width = 940.0 if panel.wide else 460.0
@@ -91,7 +91,7 @@ def _panel(panel: Panel) -> str:
 
     out = [f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(panel.title or panel.y_label)}">']
     if panel.title:
-        out.append(f'<text class="title" x="{left:g}" y="16">{escape(short(panel.title, int(width / 8)))}</text>')
+        out.append(f'<text class="title" x="{left:g}" y="16">{escape(shorten(panel.title, int(width / 8)))}</text>')
     out += _axes(panel, x, y, (x0, x1), (y0, y1), left, width - 14, top, top + inner, crowded)
     out += [_mark(mark, x, y) for mark in panel.marks]
     out += _labels(panel, x, y, (left, width))
@@ -114,16 +114,16 @@ def _picture(panel: Panel, low: float, high: float) -> str:
         return (value - low) / (high - low) * 150
 
     marks = "".join(_mark(mark, at, lambda value: 20 + at(value)) for mark in panel.marks)
-    title = f'<text class="title" x="0" y="14">{escape(short(panel.title, 22))}</text>'
+    title = f'<text class="title" x="0" y="14">{escape(shorten(panel.title, 22))}</text>'
     return f'<svg viewBox="0 0 150 172" role="img" aria-label="{escape(panel.title)}">{title}{marks}</svg>'
 
 
 def _labels(panel: Panel, x: Scale, y: Scale, bounds: tuple[float, float]) -> list[str]:
     """Names beside points, hidden and shown with them."""
     named = [mark for mark in panel.marks if isinstance(mark, Points) and mark.label and len(mark.x)]
-    texts = [short(mark.name, 24) for mark in named]
+    texts = [shorten(mark.name, 24) for mark in named]
     points = [(x(mark.x[0]), y(mark.y[0])) for mark in named]
-    places = placed_labels(points, [6.4 * len(text) for text in texts], 13, bounds)
+    places = place_labels(points, [6.4 * len(text) for text in texts], 13, bounds)
     return [
         f'<g class="s" data-s="{escape(mark.name)}"><text class="name" x="{at:.1f}" y="{middle + 4:.1f}" '
         f'text-anchor="middle">{escape(text)}</text></g>'
@@ -137,7 +137,7 @@ def _axes(
 ) -> list[str]:  # fmt: skip
     out = []
     lined = not any(isinstance(mark, Cells) for mark in panel.marks)  # through shades lines would only disturb
-    numbers = {v: f"{v:g}" for v in nice_ticks(*xs)}
+    numbers = {v: f"{v:g}" for v in choose_ticks(*xs)}
     for place, name in (panel.x_ticks or numbers).items():
         at = x(place)
         if not panel.x_ticks:
@@ -145,23 +145,25 @@ def _axes(
         if crowded:
             turn = f"rotate(-45 {at:.1f} {bottom + 12:g})"
             out.append(f'<text x="{at:.1f}" y="{bottom + 12:g}" text-anchor="end" transform="{turn}">'
-                       f"{escape(short(name, 16))}</text>")  # fmt: skip
+                       f"{escape(shorten(name, 16))}</text>")  # fmt: skip
         else:
-            out.append(f'<text x="{at:.1f}" y="{bottom + 15:g}" text-anchor="middle">{escape(short(name, 18))}</text>')
-    for place, name in (panel.y_ticks or {v: f"{v:g}" for v in nice_ticks(*ys)}).items():
+            out.append(
+                f'<text x="{at:.1f}" y="{bottom + 15:g}" text-anchor="middle">{escape(shorten(name, 18))}</text>'
+            )
+    for place, name in (panel.y_ticks or {v: f"{v:g}" for v in choose_ticks(*ys)}).items():
         at = y(place)
         if lined:
             out.append(f'<line class="grid" x1="{left:g}" x2="{right:g}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        out.append(f'<text x="{left - 6:g}" y="{at + 4:.1f}" text-anchor="end">{escape(short(name, 28))}</text>')
+        out.append(f'<text x="{left - 6:g}" y="{at + 4:.1f}" text-anchor="end">{escape(shorten(name, 28))}</text>')
     return out
 
 
-def _mark(mark: Mark, x: Scale, y: Scale) -> str:
+def _mark(mark: Drawing, x: Scale, y: Scale) -> str:
     inside = "".join(_pieces(mark, x, y))
     return f'<g class="s {_classes(mark.colour)}" data-s="{escape(mark.name)}">{inside}</g>'
 
 
-def _pieces(mark: Mark, x: Scale, y: Scale) -> list[str]:
+def _pieces(mark: Drawing, x: Scale, y: Scale) -> list[str]:
     match mark:
         case Line():
             out = []

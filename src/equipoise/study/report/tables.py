@@ -9,16 +9,16 @@ from collections.abc import Sequence
 
 from equipoise.metrics import Interval, bootstrap
 from equipoise.study.report.study import DEFINITIONS, PERCENT, SMALLER_IS_BETTER, Study
-from equipoise.study.report.verdict import verdicts
+from equipoise.study.report.verdict import judge_all
 
 FORMULA_SIGNS = (*"=+-@|%", *"\uff1d\uff0b\uff0d\uff20")  # the last four are the wide forms of the first four
 FRONT = ("AVG", "STD", "MIN", "worst 10 %", "gap variance", "losers")  # then the cost and the check
 
 
-def shown(name: str, value: Interval) -> str:
+def format_figure(name: str, value: Interval) -> str:
     """A figure with half its 95 % interval, in percent where it is a share.
 
-    >>> shown("AVG", Interval(0.9, 0.88, 0.92)), shown("losers", Interval(2.0, math.nan, math.nan))
+    >>> format_figure("AVG", Interval(0.9, 0.88, 0.92)), format_figure("losers", Interval(2.0, math.nan, math.nan))
     ('90.0 ± 2.0', '2.0')
     """
     if math.isnan(value.mean):
@@ -29,29 +29,30 @@ def shown(name: str, value: Interval) -> str:
     return text if math.isnan(value.low) else f"{text} ± {factor * (value.high - value.mean):.{digits}f}"
 
 
-def best(study: Study, name: str) -> set[str]:
+def find_best(study: Study, name: str) -> set[str]:
     """The methods with the best mean of a figure, to the printed digit; references are no rivals."""
     sign = -1 if name in SMALLER_IS_BETTER else 1
     rivals = [*([study.reference] if study.reference else []), *study.rivals]
     found = {
-        m: sign * float(shown(name, Interval(study.table[m][name].mean, math.nan, math.nan)).replace("–", "nan"))
+        m: sign
+        * float(format_figure(name, Interval(study.table[m][name].mean, math.nan, math.nan)).replace("–", "nan"))
         for m in rivals
     }
     known = [v for v in found.values() if not math.isnan(v)]
     return {m for m, v in found.items() if known and v == max(known)}
 
 
-def header() -> list[str]:
+def list_columns() -> list[str]:
     return ["method", *FRONT, "upload", "s / round", "levelling down"]
 
 
-def body(study: Study) -> list[list[str]]:
+def list_rows(study: Study) -> list[list[str]]:
     """The rows of the front page."""
-    words = {v.method: v.word for v in verdicts(study)}
+    words = {v.method: v.word for v in judge_all(study)}
     return [
         [
             method,
-            *(shown(name, study.table[method][name]) for name in FRONT),
+            *(format_figure(name, study.table[method][name]) for name in FRONT),
             _bytes(study.cost(method)["upload"]),
             f"{study.table[method]['seconds a round'].mean:.2f}",
             words.get(method, "–" if method in study.rivals else "reference"),
@@ -60,22 +61,26 @@ def body(study: Study) -> list[list[str]]:
     ]
 
 
-def markdown(study: Study) -> str:
-    rows = [header(), ["---"] * len(header()), *([marked(cell) for cell in row] for row in body(study))]
+def write_markdown(study: Study) -> str:
+    rows = [
+        list_columns(),
+        ["---"] * len(list_columns()),
+        *([mark_up(cell) for cell in row] for row in list_rows(study)),
+    ]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
 
 
-def marked(text: str) -> str:
+def mark_up(text: str) -> str:
     """Plain text for Markdown: no table, link, code or HTML comes of a name.
 
-    >>> marked("a|b <i>[x](y)`")
+    >>> mark_up("a|b <i>[x](y)`")
     'a\\\\|b &lt;i&gt;\\\\[x\\\\](y)\\\\`'
     """
     signs = {**{sign: f"\\{sign}" for sign in "\\|[]`*"}, "&": "&amp;", "<": "&lt;", ">": "&gt;"}
     return "".join(signs.get(sign, sign) for sign in " ".join(text.split()))
 
 
-def latex(study: Study) -> str:
+def write_latex(study: Study) -> str:
     """A `tabular` of booktabs, the best of each column in bold."""
     signs = {
         "&": r"\&",
@@ -98,23 +103,23 @@ def latex(study: Study) -> str:
             for c in " ".join(text.split())  # an empty line would end the table
         )
 
-    winners = {name: best(study, name) for name in FRONT}
+    winners = {name: find_best(study, name) for name in FRONT}
     lines = [
-        r"\begin{tabular}{l" + "r" * (len(header()) - 1) + "}",
+        r"\begin{tabular}{l" + "r" * (len(list_columns()) - 1) + "}",
         r"\toprule",
-        " & ".join(map(plain, header())) + r" \\",
+        " & ".join(map(plain, list_columns())) + r" \\",
         r"\midrule",
     ]
-    for row in body(study):
+    for row in list_rows(study):
         cells = [
             rf"\textbf{{{plain(cell)}}}" if row[0] in winners.get(name, ()) else plain(cell)
-            for name, cell in zip(header(), row, strict=True)
+            for name, cell in zip(list_columns(), row, strict=True)
         ]
         lines.append(" & ".join(cells) + r" \\")
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
 
 
-def comma_separated(study: Study) -> str:
+def write_csv(study: Study) -> str:
     """Every figure of every method: mean and 95 % interval over seeds."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -128,7 +133,7 @@ def comma_separated(study: Study) -> str:
     return out.getvalue()
 
 
-def per_client(study: Study) -> str:
+def write_clients(study: Study) -> str:
     """The final accuracy of every client, method and seed, with its 95 % interval over the test samples, and the loss."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
@@ -164,7 +169,7 @@ def _bytes(count: float) -> str:
     return f"{count:.1f} GB"
 
 
-def costs(study: Study) -> tuple[Sequence[str], list[list[str]]]:
+def list_costs(study: Study) -> tuple[Sequence[str], list[list[str]]]:
     """What each method costs a client: the columns and the rows."""
     rows = []
     for method in study.methods:

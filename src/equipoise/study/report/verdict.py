@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.grammar import list_of
+from equipoise.grammar import join_words
 from equipoise.metrics import FORMULAS, Interval, over_seeds, paired
 from equipoise.study.report.study import Study, Vector
 
@@ -45,14 +45,12 @@ class Verdict:
         return self.word == "passed"
 
 
-def within_spread(change: Interval) -> bool:
+def is_within_spread(change: Interval) -> bool:
     """Whether the 95 % interval over seeds holds no change at all. One seed tells nothing of the spread."""
     return change.low <= 0 <= change.high
 
 
-def levelling_down(
-    method: str, names: Sequence[str], before: Vector, after: Vector, alone: Vector | None = None
-) -> Verdict:
+def judge(method: str, names: Sequence[str], before: Vector, after: Vector, alone: Vector | None = None) -> Verdict:
     """Client accuracies under FedAvg (`before`), under the method (`after`) and of local-only training, all in [0, 1].
 
     Each is `[clients]`, or `[seeds, clients]` with the same seeds in the same order.
@@ -71,7 +69,7 @@ def levelling_down(
         f"no client fell by more than {_pp(CLIENT)} points, or the worst gained as much",
         f"fell by more than {_pp(CLIENT)} points without the worst gaining as much",
     )  # fmt: skip
-    if lower.word == "passed" and within_spread(worst):  # what excuses a fall must be more than luck itself
+    if lower.word == "passed" and is_within_spread(worst):  # what excuses a fall must be more than luck itself
         excused = f"fell by more than {_pp(CLIENT)} points, and the gain of the worst is {SPREAD}"
         doubtful = _of_clients(names, fell & repaid, fall, "", excused)
         lower = replace(doubtful, word="undecided") if doubtful.word == "failed" else lower
@@ -92,7 +90,7 @@ def levelling_down(
 
 
 def _word(broken: bool, change: Interval) -> Word:
-    return "passed" if not broken else "undecided" if within_spread(change) else "failed"
+    return "passed" if not broken else "undecided" if is_within_spread(change) else "failed"
 
 
 def _of_clients(names: Sequence[str], broken: NDArray[np.bool_], loss: Vector, fine: str, wrong: str) -> Reason:
@@ -102,13 +100,13 @@ def _of_clients(names: Sequence[str], broken: NDArray[np.bool_], loss: Vector, f
     some = f" of {len(names)} clients {wrong}"
     if sure:
         more = f"; {len(unsure)} more only {SPREAD}" if unsure else ""
-        return Reason("failed", f"{len(sure)}{some}: {list_of(sure)}{more}")
+        return Reason("failed", f"{len(sure)}{some}: {join_words(sure)}{more}")
     if unsure:
-        return Reason("undecided", f"{len(unsure)}{some}, but {SPREAD}: {list_of(unsure)}")
+        return Reason("undecided", f"{len(unsure)}{some}, but {SPREAD}: {join_words(unsure)}")
     return Reason("passed", fine)
 
 
-def verdicts(study: Study) -> list[Verdict]:
+def judge_all(study: Study) -> list[Verdict]:
     """Of every method, against FedAvg and local-only training, paired by seed."""
     if study.reference is None:
         return []
@@ -119,18 +117,18 @@ def verdicts(study: Study) -> list[Verdict]:
         compared = [study.reference, method, *([alone] if alone else [])]
         if shared:
             values = [np.stack([study.final(m)[seed] for seed in shared]) for m in compared]
-            found.append(levelling_down(method, study.any.clients, values[0], values[1], *values[2:]))
+            found.append(judge(method, study.any.clients, values[0], values[1], *values[2:]))
     return found
 
 
-def in_a_line(verdict: Verdict) -> str:
+def tell_in_a_line(verdict: Verdict) -> str:
     """For the terminal: the word, and what speaks against the method."""
     against = "; ".join(reason.text for reason in verdict.reasons if reason.word == verdict.word and not verdict.passed)
     return f"Levelling-down check of {verdict.method}: {verdict.word}" + (f" ({against})." if against else ".")
 
 
 # --------------------------------------------------------------------------- the whole study in words
-def chosen_by_validation(study: Study, rivals: Sequence[str] | None = None) -> str | None:
+def choose_by_validation(study: Study, rivals: Sequence[str] | None = None) -> str | None:
     """The method under which the worst client stands best on validation data, mean over the seeds that all have. Test data
     choose nothing."""
     found = {}
@@ -145,12 +143,12 @@ def chosen_by_validation(study: Study, rivals: Sequence[str] | None = None) -> s
     return max(found, key=lambda method: found[method]) if found else None
 
 
-def in_two_sentences(study: Study) -> list[str]:
+def tell_in_two_sentences(study: Study) -> list[str]:
     """What the study shows: who was lifted, and who paid. One method is spoken of only if validation data chose it."""
     reference = study.reference
     if reference is None or not study.rivals:
         return ["There is nothing to compare with: the verdict needs fedavg and at least one other method."]
-    found = verdicts(study)
+    found = judge_all(study)
     lift, cost = (
         {m: paired(study.per_seed(reference, FORMULAS[f]), study.per_seed(m, FORMULAS[f])) for m in study.rivals}
         for f in ("MIN", "AVG")
@@ -163,7 +161,7 @@ def in_two_sentences(study: Study) -> list[str]:
     if not rivals:
         return [f"There is nothing to compare with: no method has a seed in common with {reference}."]
     lift = {method: lift[method] for method in rivals}
-    best = chosen_by_validation(study, rivals)
+    best = choose_by_validation(study, rivals)
     start = study.per_seed(reference, FORMULAS["MIN"])
     seeds = shared[best] if best else study.shared_seeds(reference, *rivals) or list(start)
     base = _pp(float(np.mean([start[seed] for seed in seeds])))
@@ -190,7 +188,7 @@ def in_two_sentences(study: Study) -> list[str]:
     if single == rivals:
         said[-1] += " All this is of one seed: its spread is not known."
     elif single:
-        said[-1] += f" Of {list_of(single, 12)} one seed alone can be compared: its spread is not known."
+        said[-1] += f" Of {join_words(single, 12)} one seed alone can be compared: its spread is not known."
     return [*said, *apart]
 
 
@@ -199,9 +197,9 @@ def _sorted_out(lift: Mapping[str, Interval]) -> str:
     groups: dict[str, list[str]] = {"rises": [], "falls": [], f"differs only {SPREAD}": []}
     up, down, unsure = groups.values()
     for method, change in lift.items():
-        place = unsure if within_spread(change) or abs(change.mean) < DIGIT else up if change.mean > 0 else down
+        place = unsure if is_within_spread(change) or abs(change.mean) < DIGIT else up if change.mean > 0 else down
         place.append(f"{method} ({100 * change.mean:+.1f})")
-    return ", ".join(f"it {how} under {list_of(those, 12)}" for how, those in groups.items() if those)
+    return ", ".join(f"it {how} under {join_words(those, 12)}" for how, those in groups.items() if those)
 
 
 def _pp(value: float) -> str:
@@ -211,6 +209,6 @@ def _pp(value: float) -> str:
 def _moved(change: Interval) -> str:
     if abs(change.mean) < DIGIT:
         return "held"
-    if within_spread(change):
+    if is_within_spread(change):
         return f"changed by {100 * change.mean:+.1f} points, {SPREAD}"
     return f"{'rose' if change.mean > 0 else 'fell'} by {_pp(abs(change.mean))} points"

@@ -1,0 +1,72 @@
+"""Injects faults and prints what comes of each, as one Markdown table: `python benchmarks/faults`.
+
+Bad answers by the thousand, liars, runs killed with SIGKILL at random moments and resumed, spoilt checkpoints, a disk
+that is full, a second process, dead workers, and lost sites and servers of a real federation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+if not __package__:  # started as a folder: Python then looks for modules inside it, and not beside it
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+from faults import superlink
+from faults.answers import send_bad_answers
+from faults.disks import damage_checkpoints, fill_disk, start_second_process
+from faults.liars import guard_honest_clients, lie_in_runs
+from faults.losses import weigh_odd_losses
+from faults.sigkill import kill_and_resume
+from faults.table import Row, say, write_table
+from faults.workers import kill_workers
+
+
+def main() -> None:
+    """Do the stages asked for, and print the table."""
+    parser = argparse.ArgumentParser("faults", description=__doc__)
+    parser.add_argument("--updates", type=int, default=1700, help="bad answers")
+    parser.add_argument(
+        "--losses", type=int, default=10_000, help="vectors of odd losses, for each loss-driven weighting"
+    )
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of every liar")
+    parser.add_argument("--kills", type=int, default=50)
+    parser.add_argument("--damages", type=int, default=500, help="flipped bits, and as many cut-off files")
+    parser.add_argument("--others", type=int, default=10, help="times of every other fault")
+    parser.add_argument("--only", default="", help="stages, separated by commas")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    stages: dict[str, Callable[[], list[Row]]] = {
+        "updates": lambda: send_bad_answers(options.updates),
+        "kills": lambda: kill_and_resume(options.kills),
+        "damages": lambda: damage_checkpoints(options.damages),
+        "disk": lambda: fill_disk(options.others),
+        "two": lambda: start_second_process(options.others),
+        "workers": lambda: kill_workers(options.others),
+        "losses": lambda: weigh_odd_losses(options.losses),
+        "liars": lambda: lie_in_runs(range(options.seeds)),
+        "honest": guard_honest_clients,
+        "sites": superlink.lose_site,
+        "server": superlink.lose_server,
+    }
+    chosen = [name for name in options.only.split(",") if name] or list(stages)
+    unknown = [name for name in chosen if name not in stages]
+    if unknown:
+        parser.error(f"There is no stage `{unknown[0]}`. Stages: {', '.join(stages)}.")
+    rows: list[Row] = []
+    for number, name in enumerate(chosen, 1):
+        clock = time.perf_counter()
+        found = stages[name]()
+        rows += found
+        say(f"{time.perf_counter() - clock:6.1f} s  {name}, stage {number} of {len(chosen)}")
+        say("\n".join(f"          {row.fault}: {row.figure}" for row in found))
+    print(write_table(rows))
+
+
+if __name__ == "__main__":
+    main()

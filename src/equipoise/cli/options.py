@@ -1,0 +1,212 @@
+"""Options that several commands share, each declared once.
+
+A command takes them as groups: a parameter whose type is one of the dataclasses below. `spread_options` shows typer each field
+as an option of its own.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
+
+import typer
+
+from equipoise.errors import EquipoiseError
+from equipoise.grammar import Mistakes, fit_to_type, split_list
+from equipoise.runs.kept import KINDS
+
+if TYPE_CHECKING:
+    from equipoise.data import Federation
+    from equipoise.study.jobs import Job
+
+OWN, SAFE = "Your own data", "Safety"  # headings of the help
+
+Dataset = Annotated[
+    str,
+    typer.Argument(
+        help="a data set (`equipoise datasets` lists them), a folder or table of your own, or an id of the Hugging Face hub"
+    ),
+]
+Out = Annotated[Path, typer.Option(help="where run folders go")]
+DataDir = Annotated[Path | None, typer.Option(help="folder with the data sets' files [default: $EQUIPOISE_DATA]")]
+
+
+def spread_options(command: Callable[..., None]) -> Callable[..., None]:
+    """The command with every field of its groups as a parameter of its own."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    flat: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        group = groups.get(parameter.name)
+        if group is None:
+            flat.append(parameter.replace(annotation=hints[parameter.name], kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        inside = get_type_hints(group, include_extras=True)
+        flat += [
+            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=inside[f.name])
+            for f in fields(group)
+        ]
+
+    @functools.wraps(command)
+    def spread(**given: Any) -> None:
+        built = {name: kind(**{f.name: given.pop(f.name) for f in fields(kind)}) for name, kind in groups.items()}
+        command(**given, **built)
+
+    spread.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
+    spread.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}
+    return spread
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """Where data are, and what the columns of a user's own mean."""
+
+    data_dir: DataDir = None
+    label: Annotated[str | None, typer.Option(help="label column [default: label]", rich_help_panel=OWN)] = None
+    client: Annotated[str | None, typer.Option(help="client column [default: client]", rich_help_panel=OWN)] = None
+    domain: Annotated[str | None, typer.Option(help="domain column [default: domain]", rich_help_panel=OWN)] = None
+    image_size: Annotated[int | None, typer.Option(help="images as squares of so many pixels", rich_help_panel=OWN)] = (
+        None
+    )
+    ignore: Annotated[
+        str | None, typer.Option(help="columns to leave out, separated by commas", rich_help_panel=OWN)
+    ] = None
+    partition: Annotated[
+        str | None,
+        typer.Option(help="deal rows out, for example 'dirichlet(clients=10, alpha=0.5)'", rich_help_panel=OWN),
+    ] = None
+    schema: Annotated[Path | None, typer.Option(help="schema.json of an earlier run", rich_help_panel=OWN)] = None
+    skip_bad: Annotated[
+        bool, typer.Option("--skip-bad", help="leave out images that cannot be read", rich_help_panel=OWN)
+    ] = False
+
+    def name_source(self, dataset: str) -> str:
+        """The data set as one text, with what the options say about it."""
+        from equipoise.data.catalogue import add_options
+
+        use_data_folder(self.data_dir)
+        options = {
+            "label": self.label, "client": self.client, "domain": self.domain, "image_size": self.image_size,
+            "ignore": tuple(split_list(self.ignore or "")), "partition": self.partition,
+            "schema": str(self.schema) if self.schema else None, "skip_bad": self.skip_bad,
+        }  # fmt: skip
+        return add_options(dataset, options)
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """What the user changes of the data set's local training."""
+
+    lr: Annotated[float | None, typer.Option(help="local learning rate [default: the data set's]")] = None
+    epochs: Annotated[int | None, typer.Option(help="local epochs per round [default: the data set's]")] = None
+    steps: Annotated[int | None, typer.Option(help="local steps per round, instead of epochs")] = None
+    batch: Annotated[str | None, typer.Option(help="batch size, or `full` [default: the data set's]")] = None
+    momentum: Annotated[float | None, typer.Option(help="momentum of the local optimizer")] = None
+    weight_decay: Annotated[float | None, typer.Option(help="weight decay of the local optimizer")] = None
+    optimizer: Annotated[str | None, typer.Option(help="any optimizer of torch.optim")] = None
+
+    def check_changes(self, mistakes: Mistakes) -> dict[str, Any]:
+        """The changes by name, each looked at by itself."""
+        from equipoise.training import check_training_changes
+
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        batch = given.pop("batch")
+        changes = check_training_changes({n: value for n, value in given.items() if value is not None}, mistakes)
+        if batch is not None:
+            with mistakes.noted():
+                if batch != "full" and not (batch.isdecimal() and int(batch)):
+                    raise EquipoiseError(f"--batch must be a whole number above 0, or `full`. Found {batch!r}.")
+                changes["batch"] = None if batch == "full" else int(batch)
+        return changes
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How a run goes, whatever the method."""
+
+    rounds: Annotated[int | None, typer.Option(help="federated rounds [default: the data set's]")] = None
+    participation: Annotated[
+        float | None, typer.Option(help="share of the clients in a round [default: the data set's]")
+    ] = None
+    model: Annotated[
+        str | None, typer.Option(help="model, for example 'mlp(hidden=(64,))' [default: the data set's]")
+    ] = None
+    device: Annotated[str, typer.Option(help="cpu, cuda or mps")] = "cpu"
+    eval_every: Annotated[int, typer.Option(help="evaluate every n rounds; the last one always is")] = 1
+    runner: Annotated[str, typer.Option(help="auto, inline, vectorised, processes")] = "auto"
+    live: Annotated[
+        str | None, typer.Option(help="watch the run in `mlflow` or `tensorboard`, or both, separated by a comma")
+    ] = None
+    keep: Annotated[str | None, typer.Option(help=f"keep for plots, separated by commas: {', '.join(KINDS)}")] = None
+    validation: Annotated[
+        bool,
+        typer.Option("--validation", help="set training data aside, so that methods and rounds can be chosen by it"),
+    ] = False
+    out: Out = Path("runs")
+
+    def check(self, mistakes: Mistakes) -> None:
+        """Note what no run can have."""
+        from equipoise.engine.settings import check_option
+
+        for name in ("rounds", "participation", "eval_every", "device"):
+            with mistakes.noted():
+                check_option(name, getattr(self, name))
+
+    def build_job(self, dataset: str, data: Federation, changes: dict[str, Any]) -> Job:
+        """A run with these options, of the default method."""
+        from dataclasses import replace
+
+        from equipoise.engine.runners import RunnerName
+        from equipoise.study.jobs import Job
+
+        return Job(
+            dataset=dataset,
+            rounds=self.rounds,
+            participation=self.participation,
+            training=replace(data.protocol.training, **changes) if changes else None,
+            model=self.model,
+            runner=fit_to_type(self.runner, RunnerName, "--runner"),  # type: ignore[arg-type]
+            device=self.device,
+            eval_every=self.eval_every,
+            with_validation=self.validation,
+            live=self.views,
+            keep=self.kinds,
+        )
+
+    @property
+    def views(self) -> tuple[str, ...]:
+        from equipoise.runs.live import VIEWS
+
+        return pick_from(self.live, VIEWS, "--live")
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        return pick_from(self.keep, KINDS, "--keep")
+
+
+def pick_from(text: str | None, known: Iterable[str], option: str) -> tuple[str, ...]:
+    """The names of a list separated by commas, each of which must be known."""
+    return tuple(str(fit_to_type(name, Literal[tuple(known)], option)) for name in split_list(text or ""))
+
+
+def read_seeds(text: str) -> list[int]:
+    """`3` is 0, 1, 2; `0,42,100` is itself."""
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdecimal() for part in parts) or (parts == ["0"] and "," not in text):
+        raise EquipoiseError(
+            f"--seeds must be a number of seeds such as 3, or a list such as 0,42,100. Found {text!r}."
+        )
+    if len(parts) == 1 and "," not in text:
+        return list(range(int(parts[0])))
+    return list(dict.fromkeys(int(part) for part in parts))
+
+
+def use_data_folder(folder: Path | None) -> None:
+    """Worker processes find the folder in the environment, too."""
+    if folder is not None:
+        os.environ["EQUIPOISE_DATA"] = str(folder)

@@ -1,0 +1,317 @@
+"""The commands that train: `run` and `compare`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from equipoise.cli.options import (
+    SAFE,
+    DataOptions,
+    Dataset,
+    RunOptions,
+    TrainingOptions,
+    read_seeds,
+    spread_options,
+    use_data_folder,
+)
+from equipoise.cli.screens import errors, say_notes, say_seconds, say_standing, screen
+from equipoise.errors import EquipoiseError, EquipoiseWarning
+from equipoise.grammar import Mistakes, split_list
+
+if TYPE_CHECKING:
+    from equipoise.data import Federation
+    from equipoise.engine import Checkpoints, RoundRecord
+    from equipoise.study.experiment import Experiment
+    from equipoise.study.jobs import Job, Outcome
+    from equipoise.study.workers import Failure
+    from equipoise.study.workers import Progress as Advance
+
+COMPARED = "fedavg,fedheal,fedequilibria,eagle,fedfe,f2dc"
+STOPPED = 130  # the exit code of a program that Ctrl-C ended
+
+
+@spread_options
+def run(
+    context: typer.Context,
+    dataset: Dataset,
+    options: RunOptions,
+    training: TrainingOptions,
+    own: DataOptions,
+    method: Annotated[str, typer.Option(help="a method, for example 'eagle + fedheal(tau=0.3)'")] = "fedavg",
+    seed: Annotated[int, typer.Option(help="seed of everything random")] = 0,
+    guard: Annotated[
+        bool, typer.Option("--guard", help="limit what a lying loss can gain", rich_help_panel=SAFE)
+    ] = False,
+    checkpoint_every: Annotated[
+        int, typer.Option(help="a checkpoint every n rounds; 0 writes none", min=0, rich_help_panel=SAFE)
+    ] = 10,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="go on with the same run where it stopped", rich_help_panel=SAFE)
+    ] = False,
+) -> None:
+    """Train one method, and show what every domain and client got; or do all that an experiment file (TOML) asks for."""
+    from equipoise.cli.results import draw_run
+    from equipoise.engine.simulation import prepare_simulation
+    from equipoise.study.experiment import read_experiment
+    from equipoise.study.jobs import run_and_record
+
+    if Path(dataset).suffix == ".toml":
+        _refuse_beside_a_file(context)
+        use_data_folder(own.data_dir)
+        views, kinds = options.views, options.kinds
+        experiment = read_experiment(Path(dataset))
+        jobs = tuple(replace(job, live=views, keep=(*job.keep, *kinds)) for job in experiment.jobs)
+        _execute(replace(experiment, jobs=jobs), options.out, workers=None)
+        return
+    data, template = _prepare(dataset, [method], options, training, own)
+    job = replace(template, method=method, seed=seed, guard=guard)
+    begun = prepare_simulation(job.settings(data))
+    checkpoint = _place_checkpoints(job, options.out, checkpoint_every, resume)
+    columns = (
+        TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=errors) as bar, warnings.catch_warnings():
+        warnings.simplefilter("ignore", EquipoiseWarning)  # shown below, without a source line
+        line = bar.add_task(escape(method), total=begun.settings.rounds, note="")
+
+        def show(record: RoundRecord) -> None:
+            scored = record.find_worst_and_average()
+            bar.update(line, completed=record.round)
+            if scored:
+                bar.update(line, note=say_standing(*scored))
+
+        try:
+            result, place = run_and_record(job, begun, options.out, show, checkpoint)
+        except KeyboardInterrupt:
+            bar.stop()
+            _say_how_to_resume(checkpoint)
+            raise typer.Exit(STOPPED) from None
+    say_notes((*data.notes, *result.warnings))
+    screen.print(draw_run(result))
+    screen.print(f"{say_seconds(result.seconds)} with the {result.runner} runner. Records: {place}", soft_wrap=True)
+
+
+def _refuse_beside_a_file(context: typer.Context) -> None:
+    """An experiment file says everything itself, but for where data and results are."""
+    free = {"dataset", "data_dir", "out", "live", "keep"}
+    sources = {name: context.get_parameter_source(name) for name in context.params if name not in free}
+    given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
+    if given:
+        words = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+        raise EquipoiseError(f"With an experiment file {words} must stand in the file itself, or be left out.")
+
+
+@spread_options
+def compare(
+    dataset: Dataset,
+    options: RunOptions,
+    training: TrainingOptions,
+    own: DataOptions,
+    methods: Annotated[
+        str | None, typer.Option(help=f"methods, separated by commas, or `all` [default: {COMPARED}]")
+    ] = None,
+    seeds: Annotated[str, typer.Option(help="how many seeds (3 is 0,1,2), or a list such as 0,42,100")] = "3",
+    workers: Annotated[int | None, typer.Option(help="runs at a time [default: the number of cores]", min=1)] = None,
+) -> None:
+    """Train several methods with several seeds; print one table, and write the report.
+
+    What is finished already is not done again. fedavg and local_only are added as references.
+    """
+    from equipoise.method import METHODS
+    from equipoise.methods import parse
+    from equipoise.study.experiment import Experiment
+    from equipoise.study.jobs import list_jobs
+
+    numbers = read_seeds(seeds)
+    wanted = list(METHODS) if methods == "all" else split_list(COMPARED if methods is None else methods)
+    data, template = _prepare(dataset, wanted, options, training, own)
+    names = list(dict.fromkeys(str(parse(text)) for text in wanted))
+    if not names:
+        raise EquipoiseError("Name at least one method, for example --methods fedavg,fedheal.")
+    names = _select_applicable(names, data, template, by_default=methods in (None, "all"))
+    called = {call.name for name in names for call in parse(name).calls[:1] if len(parse(name).calls) == 1}
+    names += [reference for reference in ("fedavg", "local_only") if reference not in called]
+    jobs = list_jobs(names, data, numbers, template)
+    _execute(Experiment(tuple(jobs), {template.dataset: data}), options.out, workers)
+
+
+def _prepare(
+    dataset: str, methods: Sequence[str], options: RunOptions, training: TrainingOptions, own: DataOptions
+) -> tuple[Federation, Job]:
+    """The data and a job for them, once it is sure that nothing is wrong with what was given; else all that is wrong."""
+    from equipoise.methods import parse
+    from equipoise.study.experiment import load_or_look_up
+
+    mistakes = Mistakes()
+    changes = training.check_changes(mistakes)
+    source = own.name_source(dataset)
+    for text in methods:
+        with mistakes.noted():
+            parse(text)
+    options.check(mistakes)
+    data = None
+    with mistakes.noted():
+        data = load_or_look_up(source, mistakes)
+    mistakes.refuse()
+    assert data is not None
+    return data, options.build_job(source, data, changes)
+
+
+def _execute(experiment: Experiment, out: Path, workers: int | None) -> None:
+    """Do all runs, show a table for each data set, and write the report."""
+    from equipoise.study.workers import Failure, execute_all
+
+    jobs, totals = experiment.jobs, []
+    for job in jobs:
+        protocol = experiment.data[job.dataset].protocol
+        totals.append(protocol.rounds if job.rounds is None else job.rounds)
+    for dataset, data in experiment.data.items():
+        mine = [job for job in jobs if job.dataset == dataset]
+        counts = len({job.method for job in mine}), len({job.seed for job in mine})
+        screen.print(
+            f"{len(data)} clients, {len(data.domains)} domains, {counts[0]} methods x {counts[1]} seeds, "
+            f"{totals[jobs.index(mine[0])]} rounds each."
+        )
+    outcomes: list[Outcome] = []
+    failures: list[Failure] = []
+    stopped = False
+    columns = (
+        TextColumn("[bold]{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[note]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=errors) as bar:
+        try:
+            for found in execute_all(jobs, out, _draw_progress(bar, jobs, totals), workers):
+                if isinstance(found, Failure):
+                    failures.append(found)
+                else:
+                    outcomes.append(found)
+        except KeyboardInterrupt:
+            stopped = True
+    _say_what_was_noted(experiment, outcomes, failures)
+    if outcomes:
+        _show_outcomes(experiment, outcomes, out)
+    if stopped:
+        errors.print(f"Stopped. {len(outcomes)} of {len(jobs)} runs are finished and stored in {out}/.")
+        raise typer.Exit(STOPPED)
+    if failures:
+        raise typer.Exit(1)
+
+
+def _say_what_was_noted(experiment: Experiment, outcomes: Sequence[Outcome], failures: Sequence[Failure]) -> None:
+    warned = {text.split(":")[0]: text for found in outcomes for text in found.warnings}
+    notes = [note for data in experiment.data.values() for note in data.notes]
+    notes += [
+        f"No run could keep {kind}: {why}"
+        for kind, why in (outcomes[0].not_kept.items() if outcomes else ())
+        if all(kind in found.not_kept for found in outcomes)
+    ]
+    say_notes((*notes, *warned.values(), *(f"{f.method}, seed {f.seed}, is missing: {f.why}" for f in failures)))
+
+
+def _show_outcomes(experiment: Experiment, outcomes: Sequence[Outcome], out: Path) -> None:
+    """A table for each data set, the verdict, and the page."""
+    from equipoise.cli.results import draw_comparison, suggest_commands
+    from equipoise.method.registry import adapt_to_data
+    from equipoise.methods import parse
+    from equipoise.runs.reading import read
+    from equipoise.study.comparison import tabulate
+    from equipoise.study.report.page import write
+    from equipoise.study.report.study import group_studies
+    from equipoise.study.report.verdict import choose_by_validation, judge_all, tell_in_a_line, tell_in_two_sentences
+
+    dataset = ""
+    for dataset, data in experiment.data.items():
+        mine = [found for found in outcomes if found.dataset == dataset]
+        if mine:
+            names = list(dict.fromkeys(job.method for job in experiment.jobs if job.dataset == dataset))
+            position = {str(adapt_to_data(parse(name), data.dataset)): i for i, name in enumerate(names)}
+            ordered = sorted(mine, key=lambda o: (position.get(o.method, len(position)), o.seed))
+            table = tabulate([(found.method, found.by_domain) for found in ordered])
+            screen.print(draw_comparison(table, data.name))
+    runs = [read(found.folder) for found in outcomes]
+    shown = group_studies(runs)
+    for study in shown:
+        for sentence in (*tell_in_two_sentences(study), *map(tell_in_a_line, judge_all(study))):
+            screen.print(escape(sentence), soft_wrap=True)
+    page = write(runs, out / "report.html")[0]
+    screen.print(f"\nReport: {page}\nRuns: {out}/. Try next:", soft_wrap=True)
+    looked_at = choose_by_validation(shown[-1]) or (shown[-1].rivals or shown[-1].methods)[0]
+    for command in suggest_commands(dataset, looked_at):
+        screen.print(f"  {escape(command)}", soft_wrap=True)
+
+
+def _draw_progress(bar: Progress, jobs: Sequence[Job], totals: Sequence[int]) -> Callable[[Advance], None]:
+    """A line for all runs and one per method."""
+    whole = bar.add_task("all runs", total=sum(totals), note="")
+    lines: dict[str, TaskID] = {}
+    for job in jobs:
+        if job.method not in lines:
+            rounds = sum(n for n, other in zip(totals, jobs, strict=True) if other.method == job.method)
+            lines[job.method] = bar.add_task(escape(job.method), total=rounds, note="")
+    reached: dict[int, int] = {}
+
+    def show(advance: Advance) -> None:
+        done = advance.round - reached.get(advance.job, 0)
+        reached[advance.job] = advance.round
+        bar.update(lines[jobs[advance.job].method], advance=done, note=say_standing(advance.worst, advance.average))
+        bar.update(whole, advance=done)
+
+    return show
+
+
+def _place_checkpoints(job: Job, out: Path, every: int, resume: bool) -> Checkpoints | None:
+    from equipoise.engine.checkpoints import find_saved
+    from equipoise.study.jobs import place_checkpoints
+
+    if every:
+        found = place_checkpoints(job, out, every, resume)
+        if resume and not find_saved(Path(found.folder)):
+            raise EquipoiseError(
+                f"There is no checkpoint to go on from in `{found.folder}`. A run of other settings has its own: repeat all "
+                "options, or leave --resume out to begin anew."
+            )
+        return found
+    if resume:
+        raise EquipoiseError("--resume needs checkpoints. Found --checkpoint-every 0: leave it out.")
+    return None
+
+
+def _say_how_to_resume(checkpoint: Checkpoints | None) -> None:
+    from equipoise.engine.checkpoints import find_saved
+
+    places = find_saved(Path(checkpoint.folder)) if checkpoint is not None else []
+    if not places:
+        errors.print("Stopped. There is no checkpoint to go on from.")
+        return
+    command = shlex.join(["equipoise", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
+    errors.print(f"Stopped after round {int(places[-1].name[-8:])}. Go on with:\n  {escape(command)}", soft_wrap=True)
+
+
+def _select_applicable(names: Sequence[str], data: Federation, job: Job, by_default: bool) -> list[str]:
+    """The methods that can be built for this data and model. One that the user named must be; a default is left out."""
+    from equipoise.engine.loop import begin_run
+
+    kept = []
+    for name in names:
+        try:
+            begin_run(replace(job, method=name).settings(data))
+            kept.append(name)
+        except EquipoiseError as error:
+            if not by_default:
+                raise
+            say_notes([f"{name} is left out: {error}"])
+    return kept

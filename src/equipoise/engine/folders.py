@@ -1,0 +1,221 @@
+"""Folders that are there whole or not at all, and belong to one process at a time.
+
+What is written goes under another name, is synced, and renamed. Tensors are safetensors, the rest is JSON, and everything has
+a checksum; nothing is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import importlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from equipoise.errors import EquipoiseError
+
+
+def _import_or_none(name: str) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        return None
+
+
+fcntl: Any = _import_or_none("fcntl")  # everywhere but on Windows
+msvcrt: Any = _import_or_none("msvcrt")  # on Windows
+
+FORMAT = 1
+LOCK, STATE, UNFINISHED, TENSORS = "lock", "state.json", ".unfinished-", "tensors.safetensors"
+
+
+class CheckpointError(EquipoiseError):
+    """A folder that cannot be used, and why."""
+
+
+# --------------------------------------------------------------------------- one process at a time
+@contextmanager
+def lock_folder(folder: Path, what: str = "checkpoints") -> Iterator[None]:
+    """The folder for this process alone. A second process is refused at once; a killed one leaves nothing behind."""
+    path = folder / LOCK
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock: IO[str] = path.open("a+")
+    except OSError as error:
+        raise EquipoiseError(f"Cannot write {what} to `{folder}`: {error.strerror}. Choose another folder.") from None
+    with lock:
+        try:
+            _lock_file(lock)
+            if not path.exists() or not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
+                raise BlockingIOError  # the one who had it has just removed it, and somebody else may hold a new one
+        except OSError:
+            raise EquipoiseError(
+                f"Another process is at work on `{folder}`: wait for it, or choose another folder."
+            ) from None
+        try:
+            yield
+        finally:
+            if fcntl is not None:
+                path.unlink(missing_ok=True)  # while it is still held, so that nobody else's is removed
+    if fcntl is None:
+        path.unlink(missing_ok=True)  # Windows removes no file that is open
+
+
+def _lock_file(lock: IO[str]) -> None:
+    """Whoever holds a file's lock loses it when its process ends, however that ends."""
+    if fcntl is not None:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    elif msvcrt is not None:
+        lock.seek(0)
+        msvcrt.locking(lock.fileno(), msvcrt.LK_NBLCK, 1)
+
+
+# --------------------------------------------------------------------------- whole or not at all
+@contextmanager
+def replace_folder(place: Path) -> Iterator[Path]:
+    """A folder to fill, which takes this place when it is full: there whole, or not at all."""
+    draft = place.with_name(f"{UNFINISHED}{place.name}")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    try:
+        yield draft
+        _sync(draft)
+        old = place.with_name(f"{UNFINISHED}old-{place.name}")
+        shutil.rmtree(old, ignore_errors=True)
+        if place.exists():
+            place.rename(old)
+        draft.rename(place)
+        _sync(place.parent)
+        shutil.rmtree(old, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(draft, ignore_errors=True)
+        raise
+
+
+def remove_folder(place: Path) -> None:
+    """Renamed first: a folder that is half removed must not pass for a whole one."""
+    shutil.rmtree(place.rename(place.with_name(f"{UNFINISHED}{place.name}")))
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Without what writers that were killed have left."""
+    for leftover in folder.glob(f"{UNFINISHED}*"):
+        shutil.rmtree(leftover)
+
+
+def explain_trouble(error: Exception) -> tuple[str, str]:
+    """Why something could not be written, and what to do."""
+    full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EFBIG)
+    return getattr(error, "strerror", None) or str(error), "Free some space" if full else "Mend that"
+
+
+# --------------------------------------------------------------------------- what is in them, checksummed
+def save_tensors(tensors: dict[str, Tensor], path: Path) -> str:
+    """Write, sync, and give the checksum."""
+    save_file(tensors, path)
+    _sync(path)
+    return _sum(path)
+
+
+def seal(draft: Path, content: Mapping[str, object]) -> None:
+    """Write what is not a tensor, with a checksum over it; the tensors' checksums are in it, as `sums`."""
+    text = json.dumps({"format": FORMAT, "sha256": _digest(content), "content": content})
+    with (draft / STATE).open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def verify(place: Path) -> dict[str, Any]:
+    """What the JSON file says, once every checksum has been found right."""
+    whole = json.loads((place / STATE).read_text(encoding="utf-8"))
+    content = whole["content"]
+    if whole["format"] > FORMAT:
+        raise CheckpointError(f"`{place}` was written by a newer Equipoise (format {whole['format']}): update.")
+    if (
+        set(whole) != {"format", "sha256", "content"}
+        or whole["format"] != FORMAT
+        or _digest(content) != whole["sha256"]
+    ):
+        raise CheckpointError(f"`{place}` is corrupt: the checksum of {STATE} differs.")
+    for name, wanted in content["sums"].items():
+        if _sum(place / name) != wanted:
+            raise CheckpointError(f"`{place}` is corrupt: the checksum of {name} differs.")
+    return dict(content)
+
+
+@contextmanager
+def say_in_one_line(place: Path) -> Iterator[None]:
+    """Whatever is wrong with a folder is a `CheckpointError`."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"`{place}` cannot be read: {error.strerror}.") from None
+    except CheckpointError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError):
+        raise CheckpointError(f"`{place}` is corrupt: {STATE} is damaged.") from None
+
+
+def refuse_foreign(place: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """A folder that belongs to something else than what is wanted."""
+    names = [name for name in {**found, **wanted} if found.get(name) != wanted.get(name)]
+    if names:
+        differ = "; ".join(_difference(name, found.get(name), wanted.get(name)) for name in names)
+        raise CheckpointError(f"`{place}` belongs to another run: {differ}.")
+
+
+def _difference(name: str, there: object, here: object) -> str:
+    """In words; of nested facts only those that differ."""
+    if isinstance(there, Mapping) and isinstance(here, Mapping):
+        keys = [key for key in {**there, **here} if there.get(key) != here.get(key)]
+        return "; ".join(_difference(f"{name} {key}", there.get(key), here.get(key)) for key in keys)
+    return f"{name} {there!r} there, {here!r} here"
+
+
+def write_tensors(place: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, object]) -> None:
+    """Named tensors and facts about them in a folder of their own, as safe as a checkpoint is."""
+    with replace_folder(place) as draft:
+        own = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+        sums = {TENSORS: save_tensors(own, draft / TENSORS)}
+        seal(draft, {"facts": dict(facts), "sums": sums})
+
+
+def read_tensors(place: Path, facts: Mapping[str, object]) -> dict[str, Tensor]:
+    """The tensors of a folder that is whole and has these facts; else `CheckpointError` says what is wrong."""
+    with say_in_one_line(place):
+        refuse_foreign(place, verify(place)["facts"], as_json(facts))
+        return load_file(place / TENSORS)
+
+
+def as_json(facts: Mapping[str, object]) -> dict[str, object]:
+    """Facts as JSON has them, so that written and present ones can be compared."""
+    return json.loads(json.dumps(dict(facts), default=str))
+
+
+def _sync(path: Path) -> None:
+    if os.name == "nt" and path.is_dir():  # Windows opens no folder
+        return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sum(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

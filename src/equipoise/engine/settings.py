@@ -1,0 +1,202 @@
+"""All that decides what a run computes, as one value that is made before anything is built."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from equipoise.data import Federation, load_federation
+from equipoise.engine.checks import SIMULATION_CHECKS, Checks
+from equipoise.engine.guard import Guard
+from equipoise.engine.runners import RunnerName
+from equipoise.errors import EquipoiseError
+from equipoise.grammar import require
+from equipoise.method import Method
+from equipoise.method.plugins import hash_own_code
+from equipoise.method.registry import adapt_to_data, describe
+from equipoise.methods import parse
+from equipoise.task import BufferPolicy, ModelSource
+from equipoise.training import Training
+
+
+@dataclass(frozen=True, eq=False)
+class Settings:
+    """One run, before its first round. `Settings.of` fills in what the user left out."""
+
+    method: Method
+    federation: Federation
+    model: ModelSource
+    rounds: int
+    seed: int
+    participation: float
+    training: Training
+    buffers: BufferPolicy | Mapping[str, BufferPolicy]
+    runner: RunnerName
+    device: str
+    eval_every: int
+    threads: int | None
+    checks: Checks
+    guard: Guard | None
+    notes: tuple[str, ...] = ()  # what a reader of the results should know
+    limits: Mapping[str, object] | None = None  # of a real federation: how long its server waited, for the manifest
+
+    @classmethod
+    def of(
+        cls,
+        method: Method | str,
+        federation: Federation | str,
+        *,
+        model: ModelSource | None = None,
+        rounds: int | None = None,
+        seed: int = 0,
+        participation: float | None = None,
+        training: Training | None = None,
+        buffers: BufferPolicy | Mapping[str, BufferPolicy] = "average",
+        runner: RunnerName = "auto",
+        device: str = "cpu",
+        eval_every: int = 1,
+        threads: int | None = None,
+        checks: Checks = SIMULATION_CHECKS,
+        guard: Guard | None = None,
+        limits: Mapping[str, object] | None = None,
+    ) -> Settings:
+        """What is not given comes from the federation's protocol, or from the method where it suits a data set of ours."""
+        data = load_federation(federation) if isinstance(federation, str) else federation
+        chosen = adapt_to_data(parse(method) if isinstance(method, str) else method, data.dataset)
+        if chosen.validates and not data.is_elsewhere:  # sites set theirs aside themselves
+            data = data.with_validation()
+        protocol = data.protocol
+        total = protocol.rounds if rounds is None else rounds
+        share = protocol.participation if participation is None else participation
+        options = {"rounds": total, "participation": share, "eval_every": eval_every, "device": device}
+        for name, value in options.items():
+            check_option(name, value)
+        found = cls(
+            method=chosen,
+            federation=data,
+            model=model or protocol.model,
+            rounds=total,
+            seed=seed,
+            participation=share,
+            training=(training or protocol.training).change_as_demanded(chosen.training),
+            buffers=buffers,
+            runner=runner,
+            device=device,
+            eval_every=eval_every,
+            threads=threads,
+            checks=checks,
+            guard=guard,
+            notes=_note_overruled(chosen, training),
+            limits=limits,
+        )
+        require(
+            checks.quorum is None or checks.quorum <= found.cohort,
+            "quorum",
+            f"at most {found.cohort}, the clients of a round",
+            checks.quorum,
+        )
+        return found
+
+    @property
+    def cohort(self) -> int:
+        """How many clients take part in a round."""
+        everyone = 1 if self.method.is_pooled else len(self.federation)
+        return max(1, round(self.participation * everyone))
+
+    @property
+    def model_name(self) -> str:
+        """How the model is called in records: as it was written, or by its class or function."""
+        if isinstance(self.model, str):
+            return self.model
+        return (
+            type(self.model).__name__
+            if isinstance(self.model, nn.Module)
+            else getattr(self.model, "__name__", "own model")
+        )
+
+    @cached_property
+    def facts(self) -> dict[str, Any]:
+        """All that is needed to know what the run is, and to do it again, as JSON has it."""
+        data = self.federation
+        held = [None] * len(data) if data.is_elsewhere else data.class_counts().tolist()  # labels may be at the sites
+        clients = [
+            {"name": c.name, "domain": c.domain, "train": len(c.train), "test": len(c.test), "classes": counts}
+            for c, counts in zip(data.clients, held, strict=True)
+        ]
+        found: dict[str, Any] = {
+            "method": str(self.method),
+            "parameters": describe(self.method),
+            "data": {
+                "name": data.name,
+                "arguments": data.arguments,
+                "fingerprint": data.fingerprint,
+                "partition": data.partition,
+                "protocol": data.protocol.name,
+                "clients": clients,
+                "classes": list(data.classes),
+                "notes": list(data.notes),
+                "sample": {"shape": list(data.x.shape[1:]), "dtype": str(data.x.dtype).removeprefix("torch.")},
+                "preparation": data.preparation.describe(),
+            },
+            "model": self.model_name,
+            "training": asdict(self.training),
+            "demanded": dict(self.method.training),  # of the training above, what the method and not the user decides
+            "rounds": self.rounds,
+            "participation": self.participation,
+            "buffers": self.buffers if isinstance(self.buffers, str) else dict(self.buffers),
+            "device": self.device,
+            "eval_every": self.eval_every,
+            "seed": self.seed,
+            "checks": asdict(self.checks),
+            "guard": None if self.guard is None else asdict(self.guard),
+            **({"code": code} if (code := hash_own_code(self.method)) else {}),
+        }
+        return json.loads(json.dumps(found, default=str))
+
+    @cached_property
+    def digest(self) -> str:
+        """Of all the facts: equal digests, equal settings."""
+        return hashlib.sha256(json.dumps(self.facts, sort_keys=True).encode()).hexdigest()[:8]
+
+    @property
+    def name(self) -> str:
+        """A folder name that tells runs of different settings apart: `scanners-fedheal-seed0-1f2e3d4c`."""
+        parts = (self.federation.name, str(self.method), f"seed{self.seed}", self.digest)
+        return "-".join(re.sub(r"[^A-Za-z0-9.]+", "_", part).strip("_.")[:60] for part in parts)
+
+
+def check_option(name: str, value: object) -> None:
+    """Refuse a value that no run can have for this option."""
+    match name, value:
+        case "rounds" | "eval_every", int():
+            require(value >= 1, name, "at least 1", value)
+        case "participation", float() | int():
+            require(0 < value <= 1, name, "above 0 and at most 1", value)
+        case "device", str():
+            _check_device(value)
+
+
+def _check_device(device: str) -> None:
+    kind = device.split(":")[0]
+    here = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if kind not in here:
+        raise EquipoiseError(f"Device must be cpu, cuda or mps. Found {device!r}.")
+    if not here[kind]:
+        usable = ", ".join(name for name, present in here.items() if present)
+        raise EquipoiseError(f"Device {device!r} is not available here. Usable: {usable}.")
+
+
+def _note_overruled(method: Method, training: Training | None) -> tuple[str, ...]:
+    """What the user asked of the local optimizer, and the method does otherwise."""
+    if training is None:
+        return ()
+    changed = [f"{name}={value!r}" for name, value in method.training if getattr(training, name) != value]
+    return (f"{method}: trains with {', '.join(changed)}, whatever the run says.",) if changed else ()

@@ -1,0 +1,103 @@
+"""A whole run in one process, or in worker processes of it: `equipoise.run`."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from equipoise.data import Federation
+from equipoise.engine.checkpoints import Checkpoints
+from equipoise.engine.checks import SIMULATION_CHECKS, Checks
+from equipoise.engine.desk import SimulatedDesk
+from equipoise.engine.guard import Guard, cap_weights
+from equipoise.engine.loop import begin_run, proceed
+from equipoise.engine.result import RoundRecord, Run
+from equipoise.engine.runners import RunnerName, choose_runner, count_cores, open_runner
+from equipoise.engine.settings import Settings
+from equipoise.method import Method
+from equipoise.task import BufferPolicy, ModelSource
+from equipoise.training import Training
+from equipoise.types import EquipoiseWarning, Server
+
+
+def run(
+    method: Method | str,
+    federation: Federation | str,
+    *,
+    model: ModelSource | None = None,
+    rounds: int | None = None,
+    seed: int = 0,
+    participation: float | None = None,
+    training: Training | None = None,
+    buffers: BufferPolicy | Mapping[str, BufferPolicy] = "average",
+    runner: RunnerName = "auto",
+    device: str = "cpu",
+    eval_every: int = 1,
+    threads: int | None = None,
+    checks: Checks = SIMULATION_CHECKS,
+    guard: Guard | None = None,
+    checkpoint: Checkpoints | None = None,
+    on_round: Callable[[RoundRecord], None] | None = None,
+) -> Run:
+    """Train a method on a federation. What is not given comes from the federation's protocol.
+
+    Where clients have validation data, they are scored on it as well.
+
+    Args:
+        method: a method, or text such as `"eagle + fedheal(tau=0.3)"`.
+        federation: who holds what, or the name of a data set, or the path of your own data.
+        model: a network as text such as `"mlp(hidden=(64,))"`, a module, or a function that makes one.
+        rounds: federated rounds.
+        seed: of everything random.
+        participation: share of the clients in a round.
+        training: how a client trains between two messages.
+        buffers: what becomes of running statistics: `"average"`, `"local"` or `"drop"`, for all or by name.
+        runner: `"inline"`, `"vectorised"` or `"processes"`; `"auto"` takes the fastest. The numbers are the same.
+        device: `"cpu"`, `"cuda"` or `"mps"`.
+        eval_every: evaluate every so many rounds; the last one always is.
+        threads: cores to use, by default all of them.
+        checks: which answers count.
+        guard: limits what a lying loss can gain.
+        checkpoint: lets the run survive: see `docs/reliability.md`.
+        on_round: called with the record of every round, also of those before the checkpoint that the run goes on from.
+
+    >>> result = run("fedavg", "gaussians", rounds=2)
+    >>> [record.round for record in result.rounds], sorted(result.values())
+    ([1, 2], ['client 0', 'client 1', 'client 2'])
+    """
+    settings = Settings.of(
+        method, federation, model=model, rounds=rounds, seed=seed, participation=participation, training=training,
+        buffers=buffers, runner=runner, device=device, eval_every=eval_every, threads=threads, checks=checks, guard=guard,
+    )  # fmt: skip
+    tell = None if on_round is None else lambda record, _: on_round(record)
+    return simulate(prepare_simulation(settings), checkpoint=checkpoint, on_round=tell, on_earlier=on_round)
+
+
+def prepare_simulation(settings: Settings) -> Run:
+    """The run before its first round, with its runner chosen."""
+    begun = begin_run(settings)
+    cores = settings.threads or count_cores()
+    name = choose_runner(settings.runner, settings.method, begun.task, settings.cohort, settings.rounds, cores)
+    return replace(begun, runner=name)
+
+
+def simulate(
+    begun: Run,
+    *,
+    checkpoint: Checkpoints | None = None,
+    on_round: Callable[[RoundRecord, Server], None] | None = None,
+    on_earlier: Callable[[RoundRecord], None] | None = None,
+) -> Run:
+    """All rounds of a run that `prepare_simulation` began. The callbacks are those of `proceed`."""
+    settings = begun.settings
+    method = settings.method if settings.guard is None else cap_weights(settings.method, settings.guard)
+    sums = method.streams and settings.checks.norm is None  # lengths are checked of single updates
+    cores = settings.threads or count_cores()
+    with open_runner(begun.runner, method, begun.task, settings.cohort, cores, sums) as compute:
+        desk = SimulatedDesk(begun, compute)
+        return proceed(begun, desk, checkpoint=checkpoint, on_round=on_round, on_earlier=on_earlier, on_note=_warn)
+
+
+def _warn(text: str) -> None:
+    warnings.warn(text, EquipoiseWarning, stacklevel=2)

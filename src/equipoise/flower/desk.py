@@ -1,0 +1,242 @@
+"""Where messages go out to real sites and answers come in: the desk of a federation on Flower.
+
+A site that does not answer in time, that answers with an error, or whose answer does not fit, is left out of the round with the
+reason in its record. It is known by its name: when it comes back, with another node id perhaps, it goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+from torch import Tensor
+
+from equipoise.data import Federation
+from equipoise.data.own import order_by_number
+from equipoise.data.stand_in import About, build_stand_in, refuse_disagreement
+from equipoise.engine.checks import Answer, Checks, Expected, Refusal, admit
+from equipoise.engine.desk import Heard
+from equipoise.engine.result import Rejection, RoundRecord
+from equipoise.engine.runners import Errand
+from equipoise.errors import EquipoiseError
+from equipoise.flower import wire
+from equipoise.flower.plan import Plan
+from equipoise.grammar import join_words
+from equipoise.rounds.evaluation import Score
+from equipoise.rounds.server import make_broadcast
+from equipoise.types import Broadcast, ClientState, Layout, Server
+
+Read = TypeVar("Read")
+POLL = 1.0  # seconds between two looks at who is there
+SILENT = "it did not answer in time."
+
+
+@dataclass
+class FlowerDesk:
+    """Which node is which site, and which of its rounds counted last."""
+
+    grid: Grid
+    plan: Plan
+    layout: Layout = Layout((), ())  # of the model, once it is known
+    names: list[str] = field(default_factory=list)  # by number
+    about: dict[str, About] = field(default_factory=dict)  # what the sites said of themselves
+    nodes: dict[str, int] = field(default_factory=dict)  # site -> node
+    refused: set[int] = field(default_factory=set)  # nodes that cannot take part
+    silent: set[int] = field(default_factory=set)  # nodes that did not answer their last message
+    counted: dict[int, int] = field(default_factory=dict)
+    run: str = ""  # by this name sites know the run, whichever of Flower's runs it is done in
+
+    # ------------------------------------------------------------------ before the first round
+    def assemble(self) -> Federation:
+        """Wait for all sites, and give what they say of themselves as a federation without data."""
+        deadline = time.monotonic() + self.plan.start_timeout
+        places = self.plan.sites
+        while True:
+            refused = self._greet()
+            if refused:
+                raise EquipoiseError(f"A site cannot take part: {refused[0].why}")
+            there = join_words(sorted(self.about)) or "none"
+            if len(self.about) > places:
+                raise EquipoiseError(f"{len(self.about)} sites came for {places} places: {there}. Set `sites`.")
+            if len(self.about) == places:
+                return self._seat()
+            if time.monotonic() > deadline:
+                limit = f"{self.plan.start_timeout:g} s"
+                raise EquipoiseError(
+                    f"{len(self.about)} of {places} sites came within {limit}: {there}. Start the others, or set `sites`."
+                )
+            time.sleep(POLL)
+
+    def _seat(self) -> Federation:
+        """A number for each site: that of its part of a data set, or its place among the names."""
+        numbers = {name: int(str(about["number"])) for name, about in self.about.items()}
+        dealt = sorted(numbers.values()) == list(range(len(numbers)))
+        self.names = sorted(self.about, key=lambda name: numbers[name] if dealt else order_by_number(name))
+        sites = {name: self.about[name] for name in self.names}
+        refuse_disagreement(sites)
+        return build_stand_in(list(sites.values()))
+
+    # ------------------------------------------------------------------ what the loop asks for
+    def open(self, name: str, records: Sequence[RoundRecord]) -> str:
+        self.run = name or secrets.token_hex(8)
+        for record in records:
+            self.count(record.clients, record.round - 1)
+        return self.run
+
+    def count(self, clients: Sequence[int], round: int) -> None:
+        self.counted |= dict.fromkeys(clients, round)
+
+    def find_present(self, wanted: Sequence[int]) -> tuple[Sequence[int], list[Rejection]]:
+        """Waits for enough, for as long as a round may take."""
+        needed = min(self.plan.min_sites or 1, len(wanted))
+        deadline = time.monotonic() + self.plan.round_timeout
+        refused: list[Rejection] = []
+        while True:
+            refused += self._greet()
+            found = self._connected(wanted)
+            if len(found) >= needed or time.monotonic() > deadline:
+                away = [Rejection(self.names[k], "it is not connected.") for k in wanted if k not in found]
+                return found, [*away, *refused]
+            time.sleep(POLL)
+
+    def ask(self, errand: Errand, expected: Expected, checks: Checks) -> Heard:
+        """Sites keep their states at home, and begin by themselves when they take part for the first time."""
+        if errand.phase == "start" or not errand.clients:
+            return Heard(None)
+        trains = errand.phase == "train"
+
+        def read(client: int, content: RecordDict) -> Answer:
+            reports, buffers = wire.unpack_arrays(content, "reports"), wire.unpack_arrays(content, "buffers")
+            update = wire.unpack_arrays(content, "update") if trains else None
+            return Answer(client, errand.broadcast.round, reports, update, buffers)
+
+        answers, refused = self._send("train" if trains else "train.probe", errand.clients, errand.broadcast, read)
+        replies, more = admit(answers, expected, checks)
+        return Heard(replies, {}, [*refused, *(one._replace(why=f"{one.why}.") for one in more)])
+
+    def score(
+        self, server: Server, kept: Mapping[int, ClientState], states: Mapping[int, ClientState]
+    ) -> tuple[Sequence[Score], list[Rejection]]:
+        """The figures of every site that is there, on its own test data. Who was silent a moment ago is not waited for."""
+        tested = [
+            k
+            for k in self._connected(range(len(self.names)))
+            if int(str(self.about[self.names[k]]["test"])) and self.nodes[self.names[k]] not in self.silent
+        ]
+
+        def read(client: int, content: RecordDict) -> list[Score]:
+            name = self.names[client]
+            domain, samples = str(self.about[name]["domain"]) or name, str(wire.read_facts(content).get("samples", ""))
+            values = content.metric_records["scores"]
+            if not all(isinstance(value, float) for value in values.values()):
+                raise EquipoiseError("its scores are not numbers.")
+            if not samples.isdecimal():
+                raise EquipoiseError("it does not say on how many samples it was scored.")
+            return [Score(name, domain, "test", m, float(str(v)), int(samples)) for m, v in values.items()]
+
+        found, refused = self._send("evaluate", tested, make_broadcast(server, 0), read, server.evaluated)
+        scores = [score for site in found for score in site]
+        return scores, [Rejection(self.names[one.client], one.why) for one in refused]
+
+    # ------------------------------------------------------------------ messages
+    def _greet(self) -> list[Rejection]:
+        """Ask new nodes who they are. Who cannot take part is refused once, and not asked again.
+
+        Flower counts a node as present for a while after it died. So a site that comes back as a new node takes the place of
+        one that did not answer its last message, but never of one that did.
+        """
+        present = set(self.grid.get_node_ids())
+        strangers = sorted(present - set(self.nodes.values()) - self.refused)
+        answers, silent = self._exchange("query.hello", {node: RecordDict() for node in strangers})
+        mistakes = {node: why for node, why in silent.items() if why != SILENT}
+        rivals: dict[int, str] = {}
+        for node, content in sorted(answers.items()):
+            try:
+                about = json.loads(str(wire.read_facts(content)["about"]))
+                name = str(about["name"])
+            except (EquipoiseError, ValueError, KeyError, TypeError):
+                mistakes[node] = "it does not say which site it is."
+                continue
+            if self.nodes.get(name) in present - self.silent:
+                rivals[node] = f"two nodes call themselves `{name}`. Name each with --node-config 'site=\"...\"'."
+            elif self.names and name not in self.names:
+                mistakes[node] = f"`{name}` is not one of the sites that the run began with."
+            elif self.names and about != self.about[name]:
+                mistakes[node] = f"the data of `{name}` are not those that the run began with."
+            else:
+                self.nodes[name] = node
+                self.about[name] = about
+        self.refused |= set(mistakes)
+        return [Rejection(f"node {node}", why) for node, why in (rivals | mistakes).items()]
+
+    def _connected(self, numbers: Iterable[int]) -> list[int]:
+        """Which of these sites are connected at this moment."""
+        here = set(self.grid.get_node_ids())
+        return [k for k in numbers if self.nodes[self.names[k]] in here]
+
+    def _send(
+        self,
+        kind: str,
+        clients: Sequence[int],
+        broadcast: Broadcast,
+        read: Callable[[int, RecordDict], Read],
+        evaluated: Tensor | None = None,
+    ) -> tuple[list[Read], list[Refusal]]:
+        """One message to each of these sites, and what can be read of the answers, in the order of sites."""
+        node_of = {self.nodes[self.names[k]]: k for k in clients}
+        contents = {}
+        for node, k in node_of.items():
+            facts = {"round": broadcast.round, "rounds": broadcast.rounds, "number": k, "sites": len(self.names)}
+            said = ConfigRecord({**facts, "run": self.run, "counted": self.counted.get(k, -1)})
+            contents[node] = RecordDict({wire.FACTS: said, **wire.pack(broadcast, self.layout, k, evaluated)})
+        answers, silent = self._exchange(kind, contents)
+        rejected = {node_of[node]: why for node, why in silent.items()}
+        usable: dict[int, Read] = {}
+        for node, content in answers.items():
+            k = node_of[node]
+            try:
+                self._refuse_stranger(content, k, broadcast.round)
+                usable[k] = read(k, content)
+            except (EquipoiseError, ValueError, KeyError, TypeError, EOFError) as error:
+                rejected[k] = wire.explain(error)
+        return [usable[k] for k in sorted(usable)], [Refusal(k, rejected[k]) for k in sorted(rejected)]
+
+    def _exchange(self, kind: str, contents: Mapping[int, RecordDict]) -> tuple[dict[int, RecordDict], dict[int, str]]:
+        """Send and receive within the time of a round: answers by node, and why others have none. The first answer counts."""
+        if not contents:
+            return {}, {}
+        limit = self.plan.round_timeout
+        messages = [Message(content, node, kind, ttl=limit) for node, content in contents.items()]
+        answers: dict[int, RecordDict] = {}
+        silent = dict.fromkeys(contents, SILENT)
+        spoke: set[int] = set()
+        for reply in self.grid.send_and_receive(messages, timeout=limit):
+            node = reply.metadata.src_node_id
+            if node not in silent:
+                continue
+            if reply.has_error():
+                silent[node] = " ".join((reply.error.reason or f"error {reply.error.code}").split())[: wire.LONGEST]
+                continue
+            words = reply.content.config_records.get(wire.FACTS, ConfigRecord()).get(wire.ERROR)
+            if words is not None:
+                silent[node] = str(words)[: wire.LONGEST]
+                spoke.add(node)
+                continue
+            answers[node] = reply.content
+            del silent[node]
+        self.silent = self.silent - set(contents) | set(silent) - spoke
+        return answers, silent
+
+    def _refuse_stranger(self, content: RecordDict, client: int, r: int) -> None:
+        """An answer of another site or round."""
+        said = wire.read_facts(content)
+        if said["name"] != self.names[client]:
+            raise EquipoiseError(f"it answered as {said['name']!r}.")
+        if said["round"] != r:
+            raise EquipoiseError(f"it answered round {int(str(said['round'])) + 1} in round {r + 1}.")

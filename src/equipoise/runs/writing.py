@@ -1,0 +1,179 @@
+"""What a run leaves behind, written while it goes: `manifest.json` says what was done, `records.parquet` what was measured,
+`weights.parquet` which weight each client got and where it came from, `model.safetensors` what was learnt.
+
+Nothing is averaged before it is stored: one row per round, client, split and metric. `docs/records.md` has every column.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from equipoise.engine.folders import lock_folder
+from equipoise.engine.result import RoundRecord, Run
+from equipoise.errors import EquipoiseError
+from equipoise.rounds.evaluation import collect_tensors
+from equipoise.runs.cost import estimate_cost
+from equipoise.runs.reading import SCHEMA, TABLES, read_stream
+
+
+
+def describe_run(run: Run, status: str = "finished", why: str = "") -> dict[str, Any]:
+    """A run's manifest: what it was asked to do, and what became of it."""
+    settings = run.settings
+    return {
+        "schema": SCHEMA,
+        "status": status,
+        "why": why,
+        **settings.facts,
+        "digest": settings.digest,
+        "runner": run.runner,
+        "evaluated": {"model": run.scored, "split": "test"},
+        "limits": settings.limits,
+        "warnings": list(run.warnings),
+        "rejected": [one for record in run.rounds for one in _rejected(record)],
+        "seconds": round(run.seconds, 3),
+        "seconds_per_round": [round(r.seconds, 4) for r in run.rounds],
+        "cost": estimate_cost(run.method, run.task, settings.cohort),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in ("equipoise", "torch", "numpy", "pyarrow")},
+        },
+    }
+
+
+def _rejected(record: RoundRecord) -> list[dict[str, object]]:
+    return [{"round": record.round, **asdict(one)} for one in record.rejected]
+
+
+# --------------------------------------------------------------------------- writing
+class Recorder:
+    """Writes a run's folder round by round. Until the run ends, rows are in Arrow streams, which can be read up to the
+    last whole round however the run ended; then they become Parquet files."""
+
+    def __init__(self, run: Run, folder: Path) -> None:
+        """`run` is the run before its first round, or as it ended. The folder is this recorder's alone until it is done."""
+        self.facts = describe_run(replace(run, rounds=(), warnings=()), "running")
+        self.place = folder / run.settings.name
+        self.clients = [client.name for client in run.task.federation.clients]
+        self.lock = ExitStack()
+        self.lock.enter_context(lock_folder(self.place, "the run"))
+        try:
+            for old in (*self.place.glob("*.parquet"), self.place / "model.safetensors"):
+                old.unlink(missing_ok=True)
+            if run.federation.schema is not None:
+                _write(self.place / "schema.json", run.federation.schema)
+            _write(self.place / "manifest.json", self.facts)
+            self.files = {name: (self.place / f"{name}.arrows").open("wb") for name in TABLES}
+            self.streams = {name: pa.ipc.new_stream(self.files[name], schema) for name, schema in TABLES.items()}
+        except OSError as error:
+            self.lock.close()
+            raise _unwritable(self.place, error) from None
+
+    def add(self, record: RoundRecord) -> None:
+        """One more round. What was rejected or warned of is in the manifest at once, whatever becomes of the run."""
+        scores = [{"round": record.round, **asdict(score)} for score in record.scores]
+        rows = {"records": scores, "weights": list(_weights(record, self.clients))}
+        try:
+            for name, schema in TABLES.items():
+                self.streams[name].write_batch(pa.RecordBatch.from_pylist(rows[name], schema=schema))
+                self.files[name].flush()
+            if record.rejected or record.warnings:
+                self.facts["rejected"] += _rejected(record)
+                self.facts["warnings"] += record.warnings
+                _write(self.place / "manifest.json", self.facts)
+        except OSError as error:
+            raise _unwritable(self.place, error) from None
+
+    def finish(self, run: Run) -> Path:
+        """The run is over: join the rows, keep the model, and say so."""
+        self._close()
+        try:
+            for name, schema in TABLES.items():
+                pq.write_table(read_stream(self.place / f"{name}.arrows", schema), self.place / f"{name}.parquet")
+            save_file(_tensors(run), self.place / "model.safetensors")
+            status = "stopped" if run.stopped else "finished"
+            _write(self.place / "manifest.json", describe_run(run, status, run.stopped))
+            for name in TABLES:
+                (self.place / f"{name}.arrows").unlink()
+        except (OSError, SafetensorError) as error:
+            raise _unwritable(self.place, error) from None
+        finally:
+            self.lock.close()
+        return self.place
+
+    def fail(self, why: str) -> None:
+        """The run could not be done. What there is of it stays."""
+        self._close()
+        with self.lock, suppress(OSError):
+            _write(self.place / "manifest.json", {**self.facts, "status": "failed", "why": why})
+
+    def _close(self) -> None:
+        for name in TABLES:
+            with suppress(OSError):
+                self.streams[name].close()
+                self.files[name].close()
+
+
+def save(run: Run, folder: Path) -> Path:
+    """Write a run that is over into a folder of its own below `folder`, and return it."""
+    recorder = Recorder(run, folder)
+    for record in run.rounds:
+        recorder.add(record)
+    return recorder.finish(run)
+
+
+def _weights(record: RoundRecord, names: list[str]) -> Iterable[dict[str, object]]:
+    """One row per client and figure; a figure that all clients share (`n_eff`) stands with each of them."""
+    figures = record.figures or {"": (math.nan,)}
+    for i, client in enumerate(record.clients):
+        for figure, values in figures.items():
+            value = values[i] if len(values) > 1 or len(record.clients) == 1 else values[0]
+            row = {"round": record.round, "client": names[client], "weight": record.weights[i]}
+            yield {**row, "figure": figure, "value": value}
+
+
+def _tensors(run: Run) -> dict[str, Tensor]:
+    """The model under its own names; what a client has of its own under `client NAME/`."""
+    everyone = range(len(run.task.federation))
+    whole = collect_tensors(run.task, run.server, run.states, everyone)
+    found = dict(whole)
+    own = set(run.task.personal.names)
+    if not run.federation.is_elsewhere:  # otherwise they stayed at the sites
+        own |= run.task.private | {name for name, policy in run.task.policies.items() if policy == "local"}
+    for k in everyone if own else ():
+        mine = collect_tensors(run.task, run.server, run.states, [k])
+        found |= {f"client {run.task.federation.clients[k].name}/{name}": mine[name] for name in sorted(own)}
+    return {name: value.detach().cpu().clone().contiguous() for name, value in found.items()}
+
+
+def _write(path: Path, facts: Mapping[str, object]) -> None:
+    """All of a file or nothing of it."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(facts, indent=2, default=_plain) + "\n")
+    new.replace(path)
+
+
+def _unwritable(place: Path, error: Exception) -> EquipoiseError:
+    why = getattr(error, "strerror", None) or error
+    return EquipoiseError(f"Cannot write the run to `{place}`: {why}. Choose another --out.")
+
+
+def _plain(value: object) -> object:
+    return dict(value) if isinstance(value, Mapping) else str(value)
+
+
+# --------------------------------------------------------------------------- reading

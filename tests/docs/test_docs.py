@@ -1,0 +1,162 @@
+"""The documentation tells the truth: its code blocks run, its commands exist, its pages are complete."""
+
+import importlib
+import re
+import runpy
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+from equipoise import EquipoiseWarning, aggregate, run
+from equipoise.engine.runners import RUNNERS
+from equipoise.grammar import split_list
+from equipoise.method import METHODS
+from equipoise.methods import parse
+from kit import blobs
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page, language):
+    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
+
+
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.name)
+def test_code_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    known = set(METHODS)
+    names = {"__name__": "page"}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EquipoiseWarning)
+            for block in blocks(page, "python"):
+                exec(compile(block, str(page), "exec"), names)
+    finally:
+        for name in set(METHODS) - known:
+            del METHODS[name]
+
+
+def test_the_example_of_a_new_method_runs_through_every_runner(monkeypatch, capsys):
+    path = ROOT / "examples" / "new_method.py"
+    source = path.read_text()
+    assert len(source.splitlines()) <= 30
+    assert source.split('"""\n\n', 1)[1] in (ROOT / "docs" / "new_method.md").read_text(), "page and example differ"
+    try:
+        monkeypatch.syspath_prepend(path.parent)
+        importlib.import_module("new_method")  # registers it, under a name that worker processes find, too
+        for participation in (1.0, 0.5):
+            thetas = [
+                run("fedprox + by_loss", blobs(), runner=runner, participation=participation).server.theta
+                for runner in RUNNERS
+            ]
+            for theta in thetas[1:]:
+                torch.testing.assert_close(theta, thetas[0], rtol=1e-4, atol=1e-5)
+        loss = torch.tensor([0.3, 0.9, 0.1, 0.5])
+        reports = {"loss": loss, "samples": torch.tensor([10.0, 10.0, 30.0, 10.0])}
+        found = aggregate(parse("by_loss"), torch.zeros(1), torch.ones(4, 1), clients=range(4), reports=reports)
+        torch.testing.assert_close(found.weights, torch.tensor([3.0, 9.0, 3.0, 5.0]) / 20)
+        plain = run("by_loss(power=0)", blobs()).server.theta
+        torch.testing.assert_close(plain, run("fedavg", blobs()).server.theta)
+        monkeypatch.setattr("equipoise.compare", lambda methods, *_, **__: methods)
+        runpy.run_path(str(path), run_name="__main__")
+        assert "by_loss(power=2)" in capsys.readouterr().out
+    finally:
+        METHODS.pop("by_loss", None)
+
+
+def test_the_quick_start_is_short():
+    first = blocks(ROOT / "README.md", "python")[0]
+    assert len(first.strip().splitlines()) <= 10
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_commands_name_real_methods_and_options():
+    from typer.main import get_command
+
+    from equipoise.cli import app
+
+    commands = get_command(app).commands
+    for page in PAGES:
+        for block in blocks(page, "console"):
+            for line in block.splitlines():
+                words = line.split("#")[0].split()
+                if words[:1] != ["equipoise"]:
+                    continue
+                own = words[1] == "--plugin"  # then a file, and methods that we do not know
+                if own:
+                    del words[1:3]
+                command = commands[words[1]]
+                if hasattr(command, "commands"):  # a group, such as `deploy`
+                    command = command.commands[words[2]]
+                options = {name for parameter in command.params for name in parameter.opts}
+                assert {word for word in words if word.startswith("--")} <= options, line
+                for text in () if own else re.findall(r'--methods? "([^"]+)"', line):
+                    for method in split_list(text):
+                        parse(method)
+
+
+def test_every_method_has_a_page():
+    for name in METHODS:
+        assert (ROOT / "docs" / "methods" / f"{name}.md").exists(), f"docs/methods/{name}.md is missing"
+
+
+def test_the_pages_of_methods_agree_with_the_code():
+    from make_pages import generated, page_of
+
+    for name in METHODS:
+        assert generated(name) in page_of(name).read_text(), (
+            f"run `python docs/make_pages.py`: {name}.md is out of date"
+        )
+
+
+def test_the_table_of_what_methods_reveal_agrees_with_the_code():
+    from make_pages import privacy_table
+
+    assert privacy_table() in (ROOT / "docs" / "privacy.md").read_text(), "run `python docs/make_pages.py`"
+
+
+WITHOUT_PICTURE = {"fedavg", "fedsgd", "f2dc", "f2dc_modules", "local_only", "centralised"}
+
+
+def test_every_method_has_a_picture_or_stands_in_the_list():
+    from make_pictures import FOLDER, PICTURES
+
+    assert set(METHODS) == set(PICTURES) | WITHOUT_PICTURE
+    for name in PICTURES:
+        assert (FOLDER / f"{name}.svg").exists(), "run `python docs/make_pictures.py`"
+        assert f"(../pictures/methods/{name}.svg)" in (ROOT / "docs" / "methods" / f"{name}.md").read_text()
+
+
+@pytest.mark.parametrize("name", ["afl", "fdse", "fedfv", "fedmgda_plus", "fedprox", "fpl", "scaffold", "term"])
+def test_pictures_can_be_drawn(name, tmp_path, monkeypatch):
+    import make_pictures
+
+    monkeypatch.setattr(make_pictures, "FOLDER", tmp_path)
+    make_pictures.save(name)
+    assert (tmp_path / f"{name}.svg").read_text().count("<path") > 10
+
+
+def test_the_list_of_methods_is_up_to_date(monkeypatch, tmp_path):
+    import make_pages
+
+    before = (ROOT / "docs" / "methods" / "README.md").read_text()
+    monkeypatch.setattr(make_pages, "FOLDER", tmp_path)
+    make_pages.index()
+    assert (tmp_path / "README.md").read_text() == before, "run `python docs/make_pages.py`"
+
+
+def test_pages_are_finished():
+    for name in METHODS:
+        text = (ROOT / "docs" / "methods" / f"{name}.md").read_text()
+        own = re.sub(r"<!-- from the code -->.*<!-- end -->", "", text, flags=re.DOTALL)
+        assert len(own) > 200, f"docs/methods/{name}.md says nothing beyond what the code says"
+        assert "$" in own or name in ("local_only", "centralised", "f2dc_modules"), f"{name}.md has no formula"

@@ -1,0 +1,193 @@
+"""A lying loss gains little, an honest one loses little."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import faults
+from equipoise import EquipoiseError, EquipoiseWarning, aggregate, parse
+from equipoise.engine.desk import SimulatedDesk
+from equipoise.engine.guard import (
+    DEPLOYMENT_GUARD,
+    KEY,
+    CappedShare,
+    CappedWeigh,
+    Guard,
+    cap,
+    cap_weights,
+    clip_to_cohort,
+)
+from equipoise.engine.simulation import run
+from equipoise.method import METHODS
+from equipoise.types import REPORTS, PerClient
+from kit import blobs
+
+positive = st.floats(0, 1e12, allow_nan=False)
+
+
+# --------------------------------------------------------------------------- the pieces
+def test_capped_by_hand():
+    """0.8 is cut to 0.5; the rest shares 0.5 as 1 to 3."""
+    found = cap(torch.tensor([0.05, 0.15, 0.8]).double(), torch.full((3,), 0.5))
+    torch.testing.assert_close(found, torch.tensor([0.125, 0.375, 0.5]).double())
+    cascade = cap(torch.tensor([0.04, 0.3, 0.66]).double(), torch.full((3,), 0.4))  # the second is lifted above its cap
+    torch.testing.assert_close(cascade, torch.tensor([0.2, 0.4, 0.4]).double())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(positive, min_size=1, max_size=12), st.floats(1, 4))
+def test_caps_hold_and_keep_the_total_and_the_order(values, share):
+    weights = torch.tensor(values, dtype=torch.float64)
+    m, total = len(values), weights.sum()
+    found = cap(weights, torch.full((m,), share / m, dtype=torch.float64))
+    assert float(found.sum()) == pytest.approx(float(total), rel=1e-9)
+    if total > 0:
+        assert bool((found <= total * (share / m) * (1 + 1e-9)).all())
+        order = weights.argsort()
+        assert bool((found[order].diff() >= -1e-9 * float(total)).all())
+
+
+def test_a_cap_that_binds_nobody_changes_nothing():
+    weights = torch.tensor([0.2, 0.3, 0.5]).double()
+    torch.testing.assert_close(cap(weights, torch.full((3,), 0.6)), weights, rtol=0, atol=1e-15)
+    signed = torch.tensor([-0.1, 0.3, 0.4]).double()  # EAGLE's weights may be negative
+    torch.testing.assert_close(cap(signed, torch.full((3,), 0.6)), signed)
+
+
+def test_reports_are_clipped_on_both_sides():
+    gaps = torch.tensor([0.4, 0.5, 0.5, 0.6, 50.0, -50.0]).double()
+    heard = clip_to_cohort(gaps, range(6), PerClient(), Guard(clip=3))
+    assert heard[:4].tolist() == gaps[:4].tolist()
+    assert heard[4:].tolist() == pytest.approx([1.5, -0.5])  # two medians to either side
+
+
+def test_a_wide_cohort_has_a_wide_range():
+    """Nobody is an outlier where everybody differs."""
+    gaps = torch.tensor([-2.0, -1.0, 0.0, 1.0, 2.0]).double()
+    assert clip_to_cohort(gaps, range(5), PerClient(), DEPLOYMENT_GUARD).tolist() == gaps.tolist()
+
+
+def test_a_report_may_not_climb_too_fast():
+    last = PerClient({0: torch.tensor(1.0), 4: torch.tensor(1.0)})
+    said = torch.tensor([2.75, 1.0, 1.0, 1.0, 1.5]).double()
+    heard = clip_to_cohort(said, range(5), last, Guard(climb=2))
+    assert heard.tolist() == [2.0, 1.0, 1.0, 1.0, 1.5]
+    assert (
+        clip_to_cohort(said, range(5), PerClient(), Guard(climb=2)).tolist() == said.tolist()
+    )  # nothing is known of anybody
+    falling = torch.tensor([0.1, 1.0, 1.0, 1.0, 0.2]).double()
+    assert clip_to_cohort(falling, range(5), last, DEPLOYMENT_GUARD).tolist() == falling.tolist()
+
+
+def test_two_clients_cannot_be_judged():
+    said = torch.tensor([1.0, 100.0]).double()
+    assert clip_to_cohort(said, range(2), PerClient(), DEPLOYMENT_GUARD).tolist() == said.tolist()
+
+
+@pytest.mark.parametrize("name", ["share", "clip", "climb"])
+def test_limits_below_one_are_refused(name):
+    with pytest.raises(EquipoiseError, match=name):
+        Guard(**{name: 0.5})
+
+
+# --------------------------------------------------------------------------- in front of methods
+def test_which_methods_losses_drive():
+    guarded = {name: cap_weights(parse(name), DEPLOYMENT_GUARD) for name in METHODS}
+    found = {name for name, method in guarded.items() if isinstance(method.weigh, CappedWeigh)}
+    assert found == {"afl", "fedfe", "gifair", "qffl", "term"}
+    assert [name for name, method in guarded.items() if any(isinstance(s, CappedShare) for s in method.share)] == [
+        "eagle"
+    ]
+    assert cap_weights(parse("fedavg"), DEPLOYMENT_GUARD) == parse("fedavg")
+    assert isinstance(cap_weights(parse("qffl"), DEPLOYMENT_GUARD).weigh, CappedWeigh)
+
+
+@pytest.mark.parametrize("text", ["fedavg", "fedheal", "moon"])
+def test_methods_without_losses_have_the_same_bits_with_a_guard(text):
+    a, b = (run(text, blobs(), rounds=2, guard=g, runner="inline").server.theta for g in (None, DEPLOYMENT_GUARD))
+    assert torch.equal(a, b)
+
+
+@pytest.mark.parametrize("text", ["afl", "eagle(lstar_epochs=4)", "fedfe", "fedfv", "gifair", "qffl", "term"])
+def test_every_loss_driven_method_runs_guarded(text):
+    """And a guard that never binds changes no bit."""
+    wide = Guard(share=1e6, clip=1e6, climb=1e6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("warnings.warn", lambda *_, **__: None)
+        plain, open_, strict = (
+            run(text, blobs(), rounds=3, guard=g, runner="inline", participation=0.75)
+            for g in (None, wide, DEPLOYMENT_GUARD)
+        )
+    torch.testing.assert_close(plain.server.theta, open_.server.theta, rtol=1e-6, atol=1e-7)
+    assert bool(torch.isfinite(strict.server.theta).all())
+    assert all(REPORTS[name].drives_weight for name in strict.server.memory.parts[KEY])
+
+
+def test_the_liar_of_ten():
+    """100 times its loss under q = 5: at most a fifth of the weights, and honest clients lose at most a point."""
+    shares, values = faults.run_with_lie("qffl(q=5)", faults.Lie(lambda _: 100.0), DEPLOYMENT_GUARD)
+    free, spoilt = faults.run_with_lie("qffl(q=5)", faults.Lie(lambda _: 100.0), None)
+    honest = faults.run_with_lie("qffl(q=5)", None, None)[1]
+    assert faults.find_largest_share(free, [0]) > 0.99
+    assert faults.find_largest_share(shares, [0]) <= 0.2 + 1e-6
+    assert faults.average_honest(values, [0]) >= faults.average_honest(honest, [0]) - 1
+    assert faults.average_honest(values, [0]) >= faults.average_honest(spoilt, [0]) - 1
+
+
+def test_slow_liars_and_liars_in_company():
+    slow = faults.run_with_lie("qffl(q=5)", faults.Lie(lambda r: 1.05**r), DEPLOYMENT_GUARD)[0]
+    assert faults.find_largest_share(slow, [0]) <= 0.2 + 1e-6
+    two = faults.run_with_lie("qffl(q=5)", faults.Lie(lambda _: 100.0, (0, 1)), DEPLOYMENT_GUARD)[0]
+    assert faults.find_largest_share(two, [0, 1]) <= 0.4 + 1e-6
+
+
+@pytest.mark.parametrize("text", ["afl(gamma=0.1)", "fedfe(q=5)", "eagle(apply='server', lam=2.0, lstar_epochs=5)"])
+def test_liars_in_other_methods(text):
+    lie = faults.Lie(lambda _: 100.0, report="gap" if "eagle" in text else "loss")
+    assert faults.find_largest_share(faults.run_with_lie(text, lie, DEPLOYMENT_GUARD, rounds=10)[0], [0]) <= 0.2 + 1e-6
+
+
+@pytest.mark.parametrize("lie", [faults.Lie(lambda _: 100.0, report="gap"), faults.PlusFive()], ids=["loss", "optimum"])
+def test_eagle_from_both_ends(lie):
+    """A high loss and a low own optimum both make the gap large."""
+    method = "eagle(lam=2.0, lstar_epochs=5)"
+    assert faults.run_with_lie(method, lie, None, rounds=5)[0][-1][0] > 0.4
+    assert faults.run_with_lie(method, lie, DEPLOYMENT_GUARD, rounds=5)[0][-1][0] <= 0.2 + 1e-6
+
+
+def test_an_honestly_hard_client_keeps_its_weight():
+    """2.5 times the median at q = 1: 0.217 becomes 0.2."""
+    free, kept = faults.compute_guard_cost(1.0, 2.5)
+    assert free == pytest.approx(2.5 / 11.5)
+    assert kept == pytest.approx(0.2)
+    assert kept / free >= 0.9
+    assert faults.compute_guard_cost(5.0, 2.5)[1] == pytest.approx(0.2)  # what it costs at a larger q is in the docs
+
+
+def test_the_guard_says_what_it_cut():
+    with pytest.warns(EquipoiseWarning, match=r"guard: client 0 reported loss .* counts"):
+        faults_run()
+
+
+def faults_run():
+    real = SimulatedDesk.__init__
+    lie = faults.Lie(lambda _: 100.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SimulatedDesk, "__init__", lambda self, begun, compute: real(self, begun, lie(compute)))
+        return run("qffl(q=2)", blobs(), rounds=2, guard=DEPLOYMENT_GUARD, runner="inline")
+
+
+def test_an_absent_client_keeps_the_capped_weight():
+    method = cap_weights(parse("eagle(lam=5.0)"), DEPLOYMENT_GUARD)
+    draw = torch.Generator().manual_seed(0)
+    theta, rows = torch.zeros(6), torch.randn(5, 6, generator=draw)
+    facts = {"num_clients": 5, "rounds": 3}
+    gaps = torch.tensor([0.0, 0.1, 0.0, 0.1, 2.0])
+    reports = {"samples": torch.full((5,), 10.0), "gap": gaps}
+    first = aggregate(method, theta, rows, clients=range(5), reports=reports, **facts)
+    there = {name: value[:4] for name, value in reports.items()}
+    second = aggregate(method, theta, rows[:4], clients=range(4), reports=there, server=first.server, **facts)
+    plain = aggregate(parse("eagle(lam=5.0)"), theta, rows, clients=range(5), reports=reports, **facts)
+    assert float(second.broadcast["weight"][4]) == pytest.approx(float(first.broadcast["weight"][4]))
+    assert float(first.broadcast["weight"][4]) < float(plain.broadcast["weight"][4]) - 0.1

@@ -1,0 +1,435 @@
+"""Flower gives what a simulation gives: every method, through real messages in one process."""
+
+import csv
+import json
+import warnings
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[flower]'")
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+
+from equipoise import EquipoiseError, EquipoiseWarning, run
+from equipoise.flower import Plan, client_app, federate, wire
+from equipoise.method import METHODS
+from equipoise.runs.reading import read_all
+from equipoise.runs.writing import save
+from equipoise.study.report.study import group_studies
+from equipoise.study.report.verdict import judge_all
+from kit import NormNet, blobs, pictures
+from kit.flower import LoopGrid
+from kit.rows import QUICK, needs_images
+
+FEDERATED = [name for name in METHODS if name != "centralised"]
+MORE = [
+    "eagle(apply='server', lstar_epochs=4)",
+    "ditto + fedlsa(width=8, server_epochs=5)",
+    "fdse + f2dc_modules",
+    "fedheal(variant='released')",
+    "afl(lambda_first=True, evaluate='last')",
+    "eagle(lstar_epochs=4) + fedheal",
+]
+
+
+def simulated(text, data, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", EquipoiseWarning)
+        return run(text, data, runner="inline", **options)
+
+
+def grid_of(plan, data, fault=None):
+    nodes = {100 - 7 * k: {"partition-id": k} for k in range(len(data))}
+    return LoopGrid(client_app(plan, data=data), nodes, fault)
+
+
+def on_flower(text, data, fault=None, **options):
+    plan = Plan(method=text, sites=len(data), **options)
+    return federate(grid_of(plan, data, fault), plan)
+
+
+def same(flower, simulation, tolerance=1e-5):
+    torch.testing.assert_close(flower.server.theta, simulation.server.theta, rtol=tolerance, atol=tolerance)
+    for name, value in simulation.server.buffers.items():
+        torch.testing.assert_close(flower.server.buffers[name], value, rtol=tolerance, atol=tolerance)
+    for metric in ("accuracy", "loss"):
+        assert flower.values(metric) == pytest.approx(simulation.values(metric), abs=1e-4)
+    for a, b in zip(flower.rounds, simulation.rounds, strict=True):
+        assert (a.round, a.clients) == (b.round, b.clients)
+        assert a.weights == pytest.approx(b.weights, abs=1e-5)
+        assert a.rejected == ()
+
+
+@pytest.mark.parametrize("text", [*(QUICK.get(name, name) for name in FEDERATED), *MORE])
+def test_every_method_gives_what_a_simulation_gives(text):
+    data = pictures() if needs_images(text) else blobs()
+    for participation in (1.0, 0.5):
+        options = {"participation": participation, "rounds": 3}
+        same(on_flower(text, data, **options), simulated(text, data, **options))
+
+
+@pytest.mark.parametrize("text", ["fedavg", "fedbn", "fdse", "scaffold"])
+def test_buffers_travel(text):
+    options = {"model": NormNet, "rounds": 2}
+    same(on_flower(text, blobs(), **options), simulated(text, blobs(), **options))
+
+
+@pytest.mark.parametrize("buffers", ["local", "drop"])
+def test_buffer_policies(buffers):
+    options = {"model": NormNet, "rounds": 2, "buffers": buffers}
+    same(on_flower("fedavg", blobs(), **options), simulated("fedavg", blobs(), **options))
+
+
+@pytest.mark.parametrize("text", ["fedavg", "qffl", "fedheal", "eagle(lstar_epochs=4)"])
+def test_bit_for_bit_with_a_linear_model(text):
+    options = {"model": "linear", "rounds": 4, "seed": 3}
+    flower, simulation = on_flower(text, blobs(), **options), simulated(text, blobs(), **options)
+    assert torch.equal(flower.server.theta, simulation.server.theta)
+    assert [r.weights for r in flower.rounds] == [r.weights for r in simulation.rounds]
+
+
+def test_the_run_folder_is_that_of_a_simulation(tmp_path):
+    flower, simulation = (f("qffl", blobs(), rounds=2) for f in (on_flower, simulated))
+    a, b = save(flower, tmp_path / "a"), save(simulation, tmp_path / "b")
+    assert sorted(p.name for p in a.iterdir()) == sorted(p.name for p in b.iterdir())
+    one, other = (json.loads((place / "manifest.json").read_text()) for place in (a, b))
+    assert set(other) <= set(one)
+    for key in ("method", "parameters", "training", "seed", "rounds", "evaluated", "model"):
+        assert one[key] == other[key]
+    assert [site.pop("classes") for site in one["data"]["clients"]] == [None] * 4  # labels stay at the sites
+    assert one["data"]["clients"] == [{k: v for k, v in c.items() if k != "classes"} for c in other["data"]["clients"]]
+    assert one["runner"] == "flower"
+
+
+def test_the_server_never_sees_a_sample():
+    result = on_flower("fedavg", blobs(), rounds=1)
+    assert not result.federation.x.any()
+    assert result.federation.x.untyped_storage().nbytes() == 6 * 4  # one sample of zeros, not one a sample
+
+
+def test_only_a_clients_own_row_goes_down():
+    seen = []
+
+    def watch(asked, answer):
+        if asked.metadata.message_type == "train":
+            seen.append(asked.content.array_records["own"])
+        return answer
+
+    on_flower("eagle(lstar_epochs=4)", blobs(), watch, rounds=1)
+    assert len(seen) == 4
+    assert all(value.numpy().shape == () for record in seen for value in record.values())
+    assert all(record for record in seen)
+
+
+# --------------------------------------------------------------------------- sites that fail
+def breaking(node_round, how):
+    """A fault in the training answers of one partition in one round."""
+
+    def fault(asked, answer):
+        number, r = node_round
+        said = asked.content.config_records.get(wire.FACTS)
+        if asked.metadata.message_type != "train" or said["number"] != number or said["round"] != r:
+            return answer
+        return how(asked, answer)
+
+    return fault
+
+
+def with_update(change):
+    def how(asked, answer):
+        answer.content["update"] = ArrayRecord(change(dict(answer.content.array_records["update"])))
+        return answer
+
+    return how
+
+
+def renamed(asked, answer):
+    answer.content.config_records[wire.FACTS]["name"] = "c0"
+    return answer
+
+
+def stale(asked, answer):
+    answer.content.config_records[wire.FACTS]["round"] = 0
+    return answer
+
+
+def without_arrays(asked, answer):
+    del answer.content["update"]
+    return answer
+
+
+def with_report(change):
+    def how(asked, answer):
+        answer.content["reports"] = ArrayRecord(change(dict(answer.content.array_records["reports"])))
+        return answer
+
+    return how
+
+
+FAULTS = {
+    "report `samples` is not the number that the client first gave": with_report(
+        lambda a: {**a, "samples": Array(np.array(1e6))}
+    ),
+    "report `samples` is not a whole number above zero": with_report(lambda a: {**a, "samples": Array(np.array(-5.0))}),
+    "reports without control": with_report(lambda a: {name: value for name, value in a.items() if name != "control"}),
+    "unknown reports: more": with_report(lambda a: {**a, "more": Array(np.array(1.0))}),
+    "report `control` has shape [1], not": with_report(lambda a: {**a, "control": Array(np.ones(1, np.float32))}),
+    "times as long as the median one": with_update(lambda a: {n: Array(v.numpy() * 1e6) for n, v in a.items()}),
+    "it did not answer in time": lambda asked, answer: None,
+    "the disk of c1 is full": lambda asked, answer: Message(Error(0, "the disk of\nc1 is full"), reply_to=asked),
+    "tensors without": with_update(lambda arrays: dict(list(arrays.items())[1:])),
+    "is not finite": with_update(lambda a: {n: Array(v.numpy() * float("nan")) for n, v in a.items()}),
+    "has shape": with_update(lambda a: {n: Array(v.numpy()[..., :1]) for n, v in a.items()}),
+    "it answered as 'c0'": renamed,
+    "it answered round 1 in round 2": stale,
+    "has no arrays `update`": without_arrays,
+    "can't convert": with_update(lambda a: {n: Array(np.full(v.numpy().shape, "x")) for n, v in a.items()}),
+}
+
+
+@pytest.mark.parametrize("why", FAULTS)
+def test_a_bad_answer_is_left_out_and_leaves_no_trace(why):
+    """The round is what it would have been without that site; its own state, too, goes on from before that round."""
+    result = on_flower("scaffold", blobs(), breaking((1, 1), FAULTS[why]), rounds=3)
+    (rejection,) = result.rounds[1].rejected
+    assert rejection.client == "c1"
+    assert why in rejection.why
+    assert [record.clients for record in result.rounds] == [(0, 1, 2, 3), (0, 2, 3), (0, 1, 2, 3)]
+    silent = on_flower("scaffold", blobs(), breaking((1, 1), lambda *_: None), rounds=3)
+    assert torch.equal(result.server.theta, silent.server.theta)
+
+
+def test_an_odd_evaluation_or_greeting_ends_no_run():
+    def without(kind, key):
+        def fault(asked, answer):
+            if (
+                asked.metadata.message_type == kind
+                and answer.content.config_records[wire.FACTS].get("name", "c1") == "c1"
+            ):
+                del answer.content.config_records[wire.FACTS][key]
+            return answer
+
+        return fault
+
+    result = on_flower("fedavg", blobs(), without("evaluate", "samples"), rounds=2)
+    assert {score.client for score in result.rounds[-1].scores} == {"c0", "c2", "c3"}
+    assert "does not say on how many samples" in result.rounds[-1].rejected[0].why
+    with pytest.raises(EquipoiseError, match="it does not say which site it is"):
+        on_flower("fedavg", blobs(), without("query.hello", "about"), rounds=2, round_timeout=1)
+
+
+def test_what_each_site_gained_is_one_section_of_the_report(tmp_path):
+    for text in ("qffl", "fedavg", "local_only"):
+        save(on_flower(text, blobs(), rounds=2), tmp_path)
+    (study,) = group_studies(read_all([tmp_path])[0])
+    assert list(study.runs) == ["fedavg", "qffl", "local_only"]
+    assert [verdict.method for verdict in judge_all(study)] == ["qffl"]
+
+
+def test_an_answer_that_comes_twice_counts_once():
+    class Twice(LoopGrid):
+        def send_and_receive(self, messages, *, timeout=None):
+            return [reply for reply in super().send_and_receive(messages, timeout=timeout) for _ in range(2)]
+
+    data, plan = blobs(), Plan(method="fedheal", sites=4, rounds=2)
+    twice = Twice(client_app(plan, data=data), {k: {"partition-id": k} for k in range(4)})
+    assert torch.equal(federate(twice, plan).server.theta, on_flower("fedheal", data, rounds=2).server.theta)
+
+
+def test_a_sites_own_mistake_reaches_the_record_in_words(monkeypatch):
+    import equipoise.flower.site as site
+
+    honest = site.client_round
+
+    def failing(method, task, clients, broadcast, *rest):
+        if clients == [2] and broadcast.round == 1:
+            raise EquipoiseError("Column `age` is gone.")
+        return honest(method, task, clients, broadcast, *rest)
+
+    monkeypatch.setattr(site, "client_round", failing)
+    result = on_flower("fedavg", blobs(), rounds=2)
+    assert [(r.client, r.why) for r in result.rounds[1].rejected] == [("c2", "Column `age` is gone.")]
+
+
+def test_a_site_that_comes_back_as_another_node_is_known_by_its_name():
+    data = blobs()
+    plan = Plan(method="fedavg", sites=4, rounds=4)
+    grid = grid_of(plan, data)
+    seen = []
+
+    def change(record):
+        seen.append(record)
+        if record.round == 1:
+            grid.gone = grid.contexts.pop(93)
+        if record.round == 2:
+            grid.contexts[555] = Context(1, 555, dict(grid.gone.node_config), RecordDict(), {})
+
+    result = federate(grid, plan, on_round=change)
+    assert [record.clients for record in result.rounds] == [(0, 1, 2, 3), (0, 2, 3), (0, 1, 2, 3), (0, 1, 2, 3)]
+    assert [(r.client, r.why) for r in result.rounds[1].rejected] == [("c1", "it is not connected.")]
+    assert set(result.values()) == {"c0", "c1", "c2", "c3"}
+    assert seen == list(result.rounds)
+
+
+def test_nobody_takes_the_place_of_a_site_that_is_there():
+    plan = Plan(method="fedavg", sites=4, rounds=2)
+    grid = grid_of(plan, blobs())
+
+    def intrude(record):
+        grid.contexts[1] = Context(1, 1, {"partition-id": 0}, RecordDict(), {})
+
+    result = federate(grid, plan, on_round=intrude)
+    (rejection,) = result.rounds[1].rejected
+    assert rejection.client == "node 1"
+    assert "two nodes call themselves `c0`" in rejection.why
+    assert result.rounds[1].clients == (0, 1, 2, 3)
+
+
+def failing_in(r):
+    """Every site says that it cannot train in this round."""
+
+    def fault(asked, answer):
+        said = asked.content.config_records.get(wire.FACTS)
+        if asked.metadata.message_type != "train" or said["round"] != r:
+            return answer
+        return Message(RecordDict({wire.FACTS: ConfigRecord({wire.ERROR: "no power"})}), reply_to=asked)
+
+    return fault
+
+
+def test_a_round_with_too_few_answers_is_repeated():
+    tries = []
+
+    def fault(asked, answer):
+        said = asked.content.config_records.get(wire.FACTS)
+        if asked.metadata.message_type == "train" and said["round"] == 1 and len(tries) < 4:
+            tries.append(said["number"])
+            return None
+        return answer
+
+    result = on_flower("scaffold", blobs(), fault, rounds=3, min_sites=3)
+    assert torch.equal(result.server.theta, on_flower("scaffold", blobs(), rounds=3).server.theta)
+    assert "Round 2 was repeated: 0 of 4 clients gave a valid answer, and it needs 3" in result.warnings[0]
+    assert len(result.rounds) == 3
+
+
+def test_a_round_with_too_few_answers_can_be_skipped():
+    result = on_flower("fedavg", blobs(), failing_in(1), rounds=3, too_few="skip")
+    assert [len(record.clients) for record in result.rounds] == [4, 0, 4]
+    assert len(result.rounds[1].rejected) == 4
+    one = on_flower("fedavg", blobs(), rounds=1)
+    assert result.rounds[1].scores == one.rounds[0].scores  # the model did not move
+    assert any("skipped" in text for text in result.warnings)
+
+
+def test_a_run_that_cannot_go_on_stops_with_what_it_has():
+    result = on_flower("fedavg", blobs(), failing_in(2), rounds=5, patience=2)
+    assert len(result.rounds) == 2
+    assert "stopped after 2 of 5 rounds" in result.warnings[-1]
+    with pytest.raises(EquipoiseError, match="stopped after 0 of 5 rounds"):
+        on_flower("fedavg", blobs(), failing_in(0), rounds=5)
+
+
+def test_a_run_does_not_begin_without_its_sites():
+    plan = Plan(sites=5, start_timeout=0.01)
+    with pytest.raises(EquipoiseError, match=r"4 of 5 sites came within 0\.01 s: c0, c1, c2, c3"):
+        federate(grid_of(plan, blobs()), plan)
+    plan = Plan(sites=3)
+    with pytest.raises(EquipoiseError, match="4 sites came for 3 places"):
+        federate(grid_of(plan, blobs()), plan)
+
+
+# --------------------------------------------------------------------------- the sites' own data
+def write_tables(folder):
+    data = blobs()
+    for client in data.clients:
+        with (folder / f"{client.name}.csv").open("w") as file:
+            writer = csv.writer(file)
+            writer.writerow([*(f"f{i}" for i in range(6)), "label"])
+            for position in torch.cat([client.train, client.validation, client.test]).tolist():
+                writer.writerow([*data.x[position].tolist(), "abc"[int(data.y[position])]])
+    columns = {f"f{i}": "number" for i in range(6)}
+    (folder / "schema.json").write_text(json.dumps({"label": "label", "classes": list("abc"), "columns": columns}))
+    return [client.name for client in data.clients]
+
+
+def test_sites_with_tables_of_their_own(tmp_path):
+    """Each site reads its own file alone, and all together are what a simulation of the four files is."""
+    names = write_tables(tmp_path)
+    plan = Plan(method="qffl", sites=4, rounds=2, training={"lr": 0.1})
+    nodes = {k + 1: {"site": name, "data": str(tmp_path / f"{name}.csv")} for k, name in enumerate(reversed(names))}
+    result = federate(LoopGrid(client_app(plan, schema=tmp_path / "schema.json"), nodes), plan)
+    assert [client.name for client in result.federation.clients] == names
+    together = tmp_path / "together"
+    for name in names:
+        (together / name).mkdir(parents=True)
+        (together / name / "rows.csv").write_bytes((tmp_path / f"{name}.csv").read_bytes())
+    from equipoise.data.own import own
+
+    whole = own(str(together), schema=str(tmp_path / "schema.json"))
+    training = replace(whole.protocol.training, lr=0.1)
+    same(result, simulated("qffl", whole, rounds=2, training=training))
+    assert result.federation.schema == whole.schema
+
+
+def test_sites_that_do_not_fit_are_told(tmp_path):
+    names = write_tables(tmp_path)
+    plan = Plan(sites=2, rounds=1)
+    nodes = {1: {"site": "x", "data": str(tmp_path / "nothing.csv")}}
+    with pytest.raises(
+        EquipoiseError, match=r"A site cannot take part: There is no file or folder .*nothing.csv` at site `x`"
+    ):
+        federate(LoopGrid(client_app(plan), nodes), plan)
+    for config, words in (({}, "This site has no data"), ({"partition-id": 9}, "must lie in 0 .. 3")):
+        data = blobs() if config else None
+        with pytest.raises(EquipoiseError, match=words):
+            federate(LoopGrid(client_app(plan, data=data), {1: config}), plan)
+    other = tmp_path / "other.json"
+    other.write_text((tmp_path / "schema.json").read_text().replace('"c"]', '"c", "d"]'))
+    nodes = {
+        k: {"site": names[k], "data": str(tmp_path / f"{names[k]}.csv"), "schema": str(tmp_path / file)}
+        for k, file in enumerate(("schema.json", "other.json"))
+    }
+    with pytest.raises(EquipoiseError, match="Sites must agree on `classes`"):
+        federate(LoopGrid(client_app(plan), nodes), plan)
+
+
+# --------------------------------------------------------------------------- the plan
+def test_a_plan_from_a_configuration():
+    plan = Plan.from_config(
+        {"method": "eagle + fedheal", "sites": 3, "round-timeout": 5, "batch": "full", "lr": 1, "model": ""}
+    )
+    assert plan == Plan(method="eagle + fedheal", sites=3, round_timeout=5.0, training={"batch": None, "lr": 1.0})
+    for config, words in (
+        ({"methd": "x"}, "Unknown setting `methd`. Did you mean `method`"),
+        ({"rounds": "many"}, "Setting `rounds` must be"),
+        ({"sites": 0}, "Parameter `sites` must be at least 1"),
+        ({"sites": 3, "min-sites": 4}, "from 1 to 3"),
+        ({"method": "centralised"}, "no data leaves its site"),
+        ({"too-few": "wait"}, "must be one of 'repeat', 'skip'"),
+        ({"method": "qffl", "protection": "secure-aggregation"}, "does not work under secure aggregation"),
+    ):
+        with pytest.raises(EquipoiseError, match=words):
+            Plan.from_config(config)
+
+
+def test_a_model_that_is_averaged_over_private_tensors_is_refused():
+    with pytest.raises(EquipoiseError, match="never leave their sites"):
+        on_flower("ditto(evaluate='averaged-personal')", blobs(), rounds=1)
+
+
+def test_nothing_is_pickled():
+    """An array of objects can be neither sent nor read."""
+    with pytest.raises(ValueError, match="allow_pickle"):
+        Array(np.array([{}], dtype=object))
+    record = wire.pack_arrays(
+        {"a": torch.tensor(1.5), "b": torch.zeros(0, 3), "c": torch.tensor([True]), "d": torch.arange(3)}
+    )
+    back = wire.unpack_arrays(RecordDict({"x": record}), "x")
+    assert back["a"].shape == ()
+    assert back["b"].shape == (0, 3)
+    assert back["c"].dtype == torch.bool
+    assert back["d"].tolist() == [0, 1, 2]

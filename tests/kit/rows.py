@@ -1,0 +1,62 @@
+"""Methods for tables that test them all: every registered one, variants and sums. A new method is a new row."""
+
+from equipoise.engine.runners import RUNNERS
+from equipoise.methods import METHODS, parse
+
+IN_PROCESS = [runner for runner in RUNNERS if runner != "processes"]  # starting workers takes seconds: tested apart
+
+# The same method with less work in a round, where that changes nothing of what is tested.
+QUICK = {
+    "eagle": "eagle(lstar_epochs=15)",
+    "fedlsa": "fedlsa(width=8, server_epochs=5)",
+    "fedtgp": "fedtgp(server_epochs=3)",
+}
+ROWS = [
+    *(QUICK.get(name, name) for name in METHODS),
+    "fedavg(weights='uniform')",
+    "fedequilibria(t=1, moo='update')",
+    "fedequilibria(t=0)",
+    "fedequilibria(fim='batch', fim_scale='l2')",
+    "eagle(lag=0, lstar_epochs=4)",
+    "eagle(apply='server', lstar_epochs=4)",
+    "f2dc(variant='released')",
+    "f2dc(daa_counts='class')",
+    "f2dc(share_modules=False, eval_view='mean_modules', layers=(0, 1))",
+    "fedheal(variant='released')",
+    "fedheal(fael=False)",
+    "fedheal(fphl=False)",
+    "fedfe(q=0, beta_init=0)",
+    "fedfe(order='random', tau=3)",
+    "eagle(lstar_epochs=4) + fedheal",
+    "f2dc_modules + fedheal",
+    "f2dc_modules + fedequilibria",
+    "local_only + f2dc_modules",
+]
+# Variants and sums whose parts stand above already: their runners must agree, too.
+MORE = [
+    "scaffold(variant='released')",
+    "scaffold(momentum=False)",
+    "feddyn(evaluate='server')",
+    "moon(projection=5)",
+    "fedproto(average='counts', variant='released')",
+    "fdse(lmbd=0, evaluate='averaged-personal')",
+    "ditto(evaluate='averaged-personal')",
+    "afl(variant='released')",
+    "afl(lambda_first=True, evaluate='last')",
+    "qffl(solver='fedsgd')",
+    "fedlf(variant='released', absentees=False)",
+    "fedmgda_plus(around='uniform', step='mean_length', server_lr=0.5)",
+    "moon + fedheal",
+    "scaffold + qffl",
+    "feddyn + afl",
+    "fedproto + fedheal",
+    "fedbn + afl",
+    "ditto + fedlsa(width=8, server_epochs=5)",
+    "fdse + f2dc_modules",
+    "f2dc_modules + fpl",
+    "ditto + f2dc_modules",
+]
+
+
+def needs_images(text):
+    return bool(parse(text).wrap) and "f2dc" in text
