@@ -6,7 +6,7 @@ import warnings
 import pytest
 import torch
 
-from combinations import ABLATIONS, HOSTS, MODULES, PLUGINS
+from combinations import ABLATIONS, HOSTS, MODULES, PLUGINS, combine
 from equipoise import EquipoiseError, EquipoiseWarning, parse
 from equipoise.engine.simulation import run
 from kit import blobs, pictures
