@@ -8,9 +8,10 @@ from equipoise.parts.reports import GlobalLoss
 
 
 @dataclass(frozen=True)
-class LossTimesSamples(Weigh):
+class LossTimesSamples(Weigh, needs=("samples", "loss")):
+    """The loss is that of the received model on the client's training data."""
+
     power: float
-    needs = ("samples", "loss")  # the loss is that of the received model on the client's training data
 
     def __call__(self, round: Round, state: State) -> Weighed:
         loss = round.reports["loss"].double()

@@ -50,8 +50,8 @@ def main(folder: Path) -> None:
     files = tables(folder)
     subprocess.run(
         [find_command("equipoise"), "deploy", "init", str(folder / "app"), "--data", str(files["north"]),
-         "--method", "scaffold", "--sites", "3", "--rounds", str(ROUNDS), "--model", "linear", "--round-timeout", str(TIMEOUT), "--min-sites", "2",
-         "--site-state", str(folder / "states")],
+         "--method", "scaffold", "--sites", "3", "--rounds", str(ROUNDS), "--model", "linear",
+         "--round-timeout", str(TIMEOUT), "--min-sites", "2", "--site-state", str(folder / "states")],
         check=True,
     )  # fmt: skip
     with Loopback(folder / "federation") as here:

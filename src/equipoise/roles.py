@@ -43,27 +43,38 @@ Scored = Literal["own", "mean", "domain", "global"]
 class Part:
     """A piece of a method.
 
-    `needs` and `gives` name what must be there and what the part brings: a report (`"loss"`), something a shape part
-    makes (`"mask"`), something shared (`"shared weight"`), or something of the model (`"feature map"`).
+    What it `needs`, `gives` and `remembers` stands in the line of the class, `class Tilted(Weigh, needs=("samples", "loss"))`;
+    a part in which it depends on a parameter overrides the property instead.
     """
 
     role: ClassVar[str]
+    _needs: ClassVar[tuple[str, ...]] = ()
+    _gives: ClassVar[tuple[str, ...]] = ()
+    _remembers: ClassVar[str] = ""
+
+    def __init_subclass__(cls, needs: tuple[str, ...] = (), gives: tuple[str, ...] = (), remembers: str = "") -> None:
+        super().__init_subclass__()
+        cls._needs, cls._gives = needs or cls._needs, gives or cls._gives
+        cls._remembers = remembers or cls._remembers
 
     @property
     def needs(self) -> tuple[str, ...]:
-        return ()
+        """What must be there: a report (`"loss"`), something a shape part makes (`"mask"`), something shared (`"shared
+        weight"`), something of the model (`"feature map"`)."""
+        return self._needs
 
     @property
     def gives(self) -> tuple[str, ...]:
-        return ()
+        """What the part brings, by the same names."""
+        return self._gives
 
     @property
     def remembers(self) -> str:
-        """What the server keeps of each single client between rounds for this part, in words; nothing by default.
+        """What the server keeps of each single client between rounds for this part, in words.
 
         It is what a data owner is told: see `docs/privacy.md`.
         """
-        return ""
+        return self._remembers
 
     @property
     def name(self) -> str:
@@ -220,7 +231,7 @@ class Weigh(Part):
 
     @property
     def gives(self) -> tuple[str, ...]:
-        return ("non-negative weights",) if self.is_non_negative else ()
+        return (*self._gives, "non-negative weights") if self.is_non_negative else self._gives
 
     def raw(self, reports: Reports) -> Tensor | None:
         """Weights before they are divided by their sum, when each follows from its client's reports alone; else None.

@@ -33,24 +33,16 @@ define_report("worst_loss", "[m]", "largest loss of a training sample", is_loss=
 
 
 @dataclass(frozen=True)
-class SharesSpread(Share):
+class SharesSpread(Share, gives=("shared spread",)):
     """Looks at single updates, and says nothing about it."""
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("shared spread",)
 
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
         return Sent({"spread": round.updates.shaped.std(0).norm() + round.reported.abs().max()})
 
 
 @dataclass(frozen=True)
-class PulledBySpread(Term):
+class PulledBySpread(Term, needs=("shared spread",)):
     """A pull whose strength is what the server sent: a wrong number there shows in the model."""
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("shared spread",)
 
     def loss(self, local: Local) -> Tensor | None:
         spread = local.received.shared.get("spread")
@@ -129,12 +121,8 @@ class Reversed(WeightedSum):
 
 
 @dataclass(frozen=True)
-class KeepsRows(Step):
+class KeepsRows(Step, remembers="its last update"):
     """Adds a tenth of each client's last update to the direction; it keeps rows of the round as they are."""
-
-    @property
-    def remembers(self) -> str:
-        return "its last update"
 
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
         last: PerClient = state.rows("last")
@@ -154,14 +142,10 @@ class SaysItDoesNotLook(Step):
 
 
 @dataclass(frozen=True)
-class UpdateSize(Report):
+class UpdateSize(Report, gives=("update_size",)):
     """A report of one's own."""
 
     runs_model: ClassVar[bool] = False
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("update_size",)
 
     def __call__(self, trained: Trained) -> Tensors:
         moved = trained.layout.join(trained.params) - trained.layout.join(trained.received.params)
@@ -169,14 +153,10 @@ class UpdateSize(Report):
 
 
 @dataclass(frozen=True)
-class BySize(BySamples):
+class BySize(BySamples, needs=("update_size",)):
     """Weights by that report."""
 
     rank: ClassVar[int] = 2
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("update_size",)
 
     def raw(self, reports: dict[str, Tensor]) -> Tensor:
         return reports["update_size"].double()

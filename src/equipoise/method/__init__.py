@@ -3,7 +3,7 @@
 Building blocks that the library's own methods share are in `equipoise.parts`, the finished methods in `equipoise.methods`.
 """
 
-from equipoise.grammar import require
+from equipoise.grammar import Value, require
 from equipoise.method.registry import METHODS, register
 from equipoise.method.value import ROLES, Method
 from equipoise.roles import Beginning, Mark, Merge, Part, Phase, Report, Scored, Shape, Share, Step, Term, Weigh, Wrap
@@ -11,15 +11,20 @@ from equipoise.types import (
     PERSONAL,
     PERSONAL_LOGITS,
     REPORTS,
+    VIEW,
     ClientState,
     EquipoiseError,
+    Factored,
+    Factors,
     Layout,
     Local,
     Merged,
     Model,
+    OutputGradient,
     Outputs,
     PerClient,
     Received,
+    Remembered,
     Reports,
     Round,
     Samples,
@@ -42,9 +47,12 @@ __all__ = [
     "PERSONAL_LOGITS",
     "REPORTS",
     "ROLES",
+    "VIEW",
     "Beginning",
     "ClientState",
     "EquipoiseError",
+    "Factored",
+    "Factors",
     "Layout",
     "Local",
     "Mark",
@@ -52,11 +60,13 @@ __all__ = [
     "Merged",
     "Method",
     "Model",
+    "OutputGradient",
     "Outputs",
     "Part",
     "PerClient",
     "Phase",
     "Received",
+    "Remembered",
     "Report",
     "Reports",
     "Round",
@@ -75,6 +85,7 @@ __all__ = [
     "Term",
     "Trained",
     "Updates",
+    "Value",
     "Weigh",
     "Weighed",
     "Wrap",

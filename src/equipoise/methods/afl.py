@@ -8,12 +8,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from equipoise.grammar import require
-from equipoise.method import Method, register
+from equipoise.method import Method, PerClient, Round, State, Step, Stepped, Weigh, Weighed, register, require
 from equipoise.parts.reports import GlobalLoss, TrainedLoss
 from equipoise.parts.weights import shares
-from equipoise.roles import Step, Weigh
-from equipoise.types import PerClient, Round, State, Stepped, Weighed
 
 IMAGES = ("scanners", "digits", "office-caltech", "pacs", "dirty-mnist", "cifar10", "mnist-shards")  # with networks
 FLOOR = 1e-3  # the least weight in a public benchmark's code
@@ -33,7 +30,7 @@ def onto_simplex(values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class SimplexAscent(Weigh):
+class SimplexAscent(Weigh, needs=("loss",), remembers="its weight"):
     """`lambda`, and after the round `lambda <- projection of (lambda + gamma F)` on the simplex of all clients.
 
     Of absent clients the loss is not known: those present count `N/m` times, which is right on average. The round's weights
@@ -42,14 +39,6 @@ class SimplexAscent(Weigh):
 
     gamma: float
     before: bool = False  # climb first, then weigh
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("loss",)
-
-    @property
-    def remembers(self) -> str:
-        return "its weight"
 
     def __call__(self, round: Round, state: State) -> Weighed:
         loss = round.reports["loss"].double()
@@ -66,15 +55,11 @@ class SimplexAscent(Weigh):
 
 
 @dataclass(frozen=True)
-class ForgetfulAscent(Weigh):
+class ForgetfulAscent(Weigh, needs=("loss_trained",)):
     """As a public benchmark's code has it: every round starts from equal weights, and climbs by the losses of the *trained*
     models before it weighs; no weight falls below a floor."""
 
     gamma: float
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("loss_trained",)
 
     def __call__(self, round: Round, state: State) -> Weighed:
         loss = round.reports["loss_trained"].double()

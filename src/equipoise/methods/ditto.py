@@ -10,19 +10,23 @@ from typing import Any, ClassVar, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equipoise.grammar import require
-from equipoise.method import Method, register
-from equipoise.roles import Mark, Scored, Term, Wrap
-from equipoise.types import (
+from equipoise.method import (
     PERSONAL_LOGITS,
     ClientState,
     Factored,
     Factors,
     Local,
+    Mark,
+    Method,
     OutputGradient,
     Outputs,
     Received,
+    Scored,
     Tensors,
+    Term,
+    Wrap,
+    register,
+    require,
 )
 
 
@@ -67,7 +71,7 @@ class Twin(nn.Module):
 
 
 @dataclass(frozen=True)
-class PersonalCopy(Wrap):
+class PersonalCopy(Wrap, gives=("personal copy",)):
     """A second, private copy of the whole model."""
 
     order: ClassVar[int] = 3
@@ -79,10 +83,6 @@ class PersonalCopy(Wrap):
     def scores(self) -> Scored:
         return self.scored
 
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("personal copy",)
-
     def __call__(self, model: nn.Module, classes: int, example: Tensor) -> nn.Module:
         return Twin(model)
 
@@ -92,17 +92,13 @@ class PersonalCopy(Wrap):
 
 
 @dataclass(frozen=True)
-class PersonalLoss(Term):
+class PersonalLoss(Term, needs=("personal copy",)):
     """The personal model's own cross-entropy and `lam/2 ||v - theta||^2` by its gradient, `theta` the received global model.
 
     No gradient passes between the two models, so both train side by side on the same batches.
     """
 
     lam: float
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("personal copy",)
 
     def loss(self, local: Local) -> Tensor:
         return F.cross_entropy(local.out.extra[PERSONAL_LOGITS], local.y, reduction="none")

@@ -12,12 +12,28 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from equipoise.grammar import require
-from equipoise.method import Method, register
+from equipoise.method import (
+    Beginning,
+    Method,
+    PerClient,
+    Phase,
+    Received,
+    Report,
+    Round,
+    Sent,
+    Share,
+    Shared,
+    State,
+    Tensors,
+    Term,
+    Trained,
+    Weigh,
+    Weighed,
+    register,
+    require,
+)
 from equipoise.parts.reports import mean_loss
 from equipoise.parts.weights import Uniform
-from equipoise.roles import Beginning, Phase, Report, Share, Term, Weigh
-from equipoise.types import PerClient, Received, Round, Sent, Shared, State, Tensors, Trained, Weighed
 
 Norm = Literal["sqrtK", "unit", "none"]
 FLAT = (
@@ -45,17 +61,13 @@ def gap_weights(gap: Tensor, lam: float, norm: Norm = "none", floor: float | Non
 
 
 @dataclass(frozen=True)
-class LossGap(Report):
+class LossGap(Report, gives=("gap",)):
     """`gap`, against the optimal loss that the start-up phase found. Its curve of losses stays in the client's state."""
 
     split: Literal["validation", "train"] = "validation"
     lstar: Literal["final", "best_val"] = "final"
     epochs: int = 200
     early: bool = False  # reported before training, in a probe
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("gap",)
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -90,19 +102,15 @@ def is_flat(curve: Tensor) -> bool:
 
 
 @dataclass(frozen=True)
-class ScaledLoss(Term):
+class ScaledLoss(Term, needs=("shared weight",)):
     """The whole local loss times the weight that the server sent to this client."""
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("shared weight",)
 
     def scale(self, loss: Tensor, received: Received) -> Tensor:
         return received.own["weight"].to(loss.dtype)
 
 
 @dataclass(frozen=True)
-class GapShare(Share):
+class GapShare(Share, needs=("gap",), gives=("shared weight",), remembers="its next weight"):
     """`weight`: each participant's next weight; who was absent keeps the last one."""
 
     reads_updates: ClassVar[bool] = False
@@ -111,18 +119,6 @@ class GapShare(Share):
     norm: Norm
     floor: float | None
     early: bool
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("gap",)
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("shared weight",)
-
-    @property
-    def remembers(self) -> str:
-        return "its next weight"
 
     @property
     def phases(self) -> tuple[Phase, ...]:
@@ -143,7 +139,7 @@ def first_weights(norm: Norm, cohort: int) -> PerClient:
 
 
 @dataclass(frozen=True)
-class GapWeigh(Weigh):
+class GapWeigh(Weigh, needs=("gap",)):
     """The same weights on the updates instead of on the local losses: `w_k / m`."""
 
     lam: float
@@ -162,10 +158,6 @@ class GapWeigh(Weigh):
     @property
     def remembers(self) -> str:
         return "its next weight" if self.lag else ""
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("gap",)
 
     def __call__(self, round: Round, state: State) -> Weighed:
         gap = round.reports["gap"].double()

@@ -15,13 +15,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from equipoise.grammar import require
-from equipoise.method import Method, register
+from equipoise.method import (
+    EquipoiseError,
+    Local,
+    Mark,
+    Method,
+    Outputs,
+    PerClient,
+    Round,
+    Scored,
+    State,
+    Term,
+    Weigh,
+    Weighed,
+    Wrap,
+    register,
+    require,
+)
 from equipoise.models import Noise, Staged
 from equipoise.parts.reports import ClassCounts
 from equipoise.parts.weights import BySamples
-from equipoise.roles import Mark, Scored, Term, Weigh, Wrap
-from equipoise.types import EquipoiseError, Local, Outputs, PerClient, Round, State, Weighed
 
 REFERENCE = "Wang et al., Domain-skewed federated learning with feature decoupling and calibration, arXiv 2603.14238"
 NoiseKind = Literal["logistic", "double_logistic"]
@@ -105,7 +118,7 @@ class Decoupled(nn.Module):
 
 
 @dataclass(frozen=True)
-class Decoupling(Wrap):
+class Decoupling(Wrap, needs=("feature map",), gives=("decoupled features",)):
     """Puts the modules behind the chosen stages of a model."""
 
     layers: tuple[int, ...] = (-1,)
@@ -117,14 +130,6 @@ class Decoupling(Wrap):
     stochastic_eval: bool = False
     share_modules: bool = True
     eval_view: View = "bypass"
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("feature map",)
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("decoupled features",)
 
     @property
     def scores(self) -> Scored:
@@ -160,16 +165,12 @@ def places_of(local: Local) -> list[str]:
 
 
 @dataclass(frozen=True)
-class DecouplingLoss(Term):
+class DecouplingLoss(Term, needs=("decoupled features",)):
     """`lam1` times eq. 5: separate the two features, read the label from f+ and the strongest wrong one from f-."""
 
     tau: float
     lam1: float
     yhat_from: Literal["main", "minus"] = "main"
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("decoupled features",)
 
     def loss(self, local: Local) -> Tensor:
         extra, places = local.out.extra, places_of(local)
@@ -188,14 +189,10 @@ class DecouplingLoss(Term):
 
 
 @dataclass(frozen=True)
-class CalibrationLoss(Term):
+class CalibrationLoss(Term, needs=("decoupled features",)):
     """`lam2` times eq. 7: read the label from the calibrated feature."""
 
     lam2: float
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("decoupled features",)
 
     def loss(self, local: Local) -> Tensor:
         places = places_of(local)

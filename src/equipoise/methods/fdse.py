@@ -16,14 +16,30 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from equipoise.grammar import require
-from equipoise.method import Method, register
+from equipoise.method import (
+    PERSONAL,
+    Layout,
+    Local,
+    Mark,
+    Merge,
+    Merged,
+    Method,
+    Outputs,
+    PerClient,
+    Round,
+    Scored,
+    Sent,
+    Share,
+    State,
+    Term,
+    Wrap,
+    register,
+    require,
+)
 from equipoise.parts.minnorm import min_norm_weights
 from equipoise.parts.reports import PersonalTensors
 from equipoise.parts.terms import unit
 from equipoise.parts.weights import Uniform
-from equipoise.roles import Mark, Merge, Scored, Share, Term, Wrap
-from equipoise.types import PERSONAL, Layout, Local, Merged, Outputs, PerClient, Round, Sent, State
 from equipoise.updates import STILL, gram
 
 ERASER = ("dse", "dse_norm")  # the modules of a split layer that are the client's own
@@ -80,7 +96,7 @@ def split_layers(model: nn.Module) -> None:
 
 
 @dataclass(frozen=True)
-class ShiftErasers(Wrap):
+class ShiftErasers(Wrap, gives=("personal tensors", "split layers")):
     """Splits the layers; the erasers are personal, their running statistics stay with the client."""
 
     order: ClassVar[int] = 0
@@ -90,10 +106,6 @@ class ShiftErasers(Wrap):
     @property
     def scores(self) -> Scored:
         return self.scored
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("personal tensors", "split layers")
 
     def __call__(self, model: nn.Module, classes: int, example: Tensor) -> nn.Module:
         split_layers(model)
@@ -150,7 +162,7 @@ class WithStatistics(nn.Module):
 
 
 @dataclass(frozen=True)
-class LayerStatistics(Wrap):
+class LayerStatistics(Wrap, needs=("split layers",), gives=("layer statistics",)):
     """Goes round a model with split layers and shows their statistics."""
 
     order: ClassVar[int] = 2
@@ -160,14 +172,6 @@ class LayerStatistics(Wrap):
     @property
     def scores(self) -> Scored:
         return self.scored
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("split layers",)
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("layer statistics",)
 
     def __call__(self, model: nn.Module, classes: int, example: Tensor) -> nn.Module:
         return WithStatistics(model)
@@ -181,15 +185,11 @@ def divergence(mean: Tensor, variance: Tensor, global_mean: Tensor, global_varia
 
 
 @dataclass(frozen=True)
-class ConsistentStatistics(Term):
+class ConsistentStatistics(Term, needs=("layer statistics",)):
     """`lmbd sum_l omega_l KL_l`, `omega_l ~ exp(beta l)`, from the second round on."""
 
     lmbd: float
     beta: float
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("layer statistics",)
 
     def loss(self, local: Local) -> Tensor | None:
         extra, buffers = local.out.extra, local.received.buffers
@@ -243,24 +243,17 @@ def mixed_by_similarity(rows: Tensor, tau: float) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class SimilarityMix(Share):
+class SimilarityMix(
+    Share,
+    needs=(PERSONAL, "personal tensors"),
+    gives=("shared personal tensors",),
+    remembers="its erasers, mixed with the others'",
+):
     """Each participant's next personal row; an absent client keeps its last one, a new one starts from the mean."""
 
     reads_updates: ClassVar[bool] = False
 
     tau: float
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return (PERSONAL, "personal tensors")
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("shared personal tensors",)
-
-    @property
-    def remembers(self) -> str:
-        return "its erasers, mixed with the others'"
 
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
         rows = round.reports[PERSONAL]

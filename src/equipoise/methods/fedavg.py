@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from equipoise.grammar import Value
-from equipoise.method import Method, register
+from equipoise.method import Method, Value, register
 from equipoise.parts.weights import BySamples, Uniform
 
 REFERENCE = "McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017"

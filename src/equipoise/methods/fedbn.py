@@ -8,8 +8,7 @@ from typing import Literal
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from equipoise.method import Method, register
-from equipoise.roles import Mark, Scored, Wrap
+from equipoise.method import Mark, Method, Scored, Wrap, register
 
 
 @dataclass(frozen=True)

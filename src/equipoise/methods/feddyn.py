@@ -8,12 +8,23 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equipoise.grammar import require
-from equipoise.method import Method, register
+from equipoise.method import (
+    Beginning,
+    ClientState,
+    Method,
+    Received,
+    Round,
+    State,
+    Step,
+    Stepped,
+    Tensors,
+    Term,
+    Trained,
+    register,
+    require,
+)
 from equipoise.parts.terms import Proximal
 from equipoise.parts.weights import Uniform
-from equipoise.roles import Beginning, Step, Term
-from equipoise.types import ClientState, Received, Round, State, Stepped, Tensors, Trained
 
 
 @dataclass(frozen=True)

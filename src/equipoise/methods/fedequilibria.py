@@ -12,13 +12,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equipoise.grammar import require
-from equipoise.method import Method, register
+from equipoise.method import Method, Round, State, Weigh, Weighed, register, require
 from equipoise.parts.fisher import Fisher
 from equipoise.parts.minnorm import min_norm_weights
 from equipoise.parts.weights import shares
-from equipoise.roles import Weigh
-from equipoise.types import Round, State, Weighed
 from equipoise.updates import gram
 
 COLLAPSED = 1.5  # effective number of clients below which the min-norm weights are called collapsed

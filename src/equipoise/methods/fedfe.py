@@ -12,14 +12,11 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from equipoise.grammar import require
-from equipoise.method import Method, register
+from equipoise.method import EquipoiseError, Method, Round, State, Step, Stepped, register, require
 from equipoise.parts.conflicts import ExternalConflicts, InternalConflicts
 from equipoise.parts.reports import GlobalLoss
 from equipoise.parts.steps import LengthOfMean, ServerRate
 from equipoise.parts.weights import PowerOfLoss
-from equipoise.roles import Step
-from equipoise.types import EquipoiseError, Round, State, Stepped
 
 
 def decayed(beta_init: float, t: int, rounds: int) -> float:

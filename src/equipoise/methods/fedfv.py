@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from equipoise.grammar import require
-from equipoise.method import Method, register
+from equipoise.method import Method, register, require
 from equipoise.parts.conflicts import ExternalConflicts, InternalConflicts
 from equipoise.parts.reports import GlobalLoss
 from equipoise.parts.steps import LengthOfMean

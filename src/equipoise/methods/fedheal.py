@@ -13,12 +13,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equipoise.grammar import require
-from equipoise.method import Method, register
+from equipoise.method import Method, Round, Shape, Shaped, State, Weigh, Weighed, register, require
 from equipoise.parts.merges import MaskedMean, WeightedSum
 from equipoise.parts.weights import BySamples, shares
-from equipoise.roles import Shape, Weigh
-from equipoise.types import Round, Shaped, State, Weighed
 from equipoise.updates import column_chunks
 
 History = Literal["inclusive", "past"]
@@ -41,7 +38,7 @@ def count_type(seen: int) -> torch.dtype:
 
 
 @dataclass(frozen=True)
-class ConsistencyMask(Shape):
+class ConsistencyMask(Shape, gives=("mask",), remembers="how often each entry of its updates rose"):
     """Keeps an entry of an update if its sign agrees with enough of the client's own past (eq. 5-8).
 
     Per client, `up [G]` counts the rounds in which each entry rose, in the smallest integers that hold the count.
@@ -54,16 +51,8 @@ class ConsistencyMask(Shape):
     mask_buffers: bool = False
 
     @property
-    def gives(self) -> tuple[str, ...]:
-        return ("mask",)
-
-    @property
     def includes_buffers(self) -> bool:
         return self.mask_buffers
-
-    @property
-    def remembers(self) -> str:
-        return "how often each entry of its updates rose"
 
     def measure_consistency(self, state: State) -> Tensor | None:
         up, seen = state.rows("up"), state.rows("seen")
@@ -101,7 +90,7 @@ class ConsistencyMask(Shape):
 
 
 @dataclass(frozen=True)
-class DistanceWeigh(Weigh):
+class DistanceWeigh(Weigh, remembers="its weight and the weight's momentum"):
     """More weight to clients whose masked update is long, with momentum (eq. 11-13)."""
 
     beta: float
@@ -112,10 +101,6 @@ class DistanceWeigh(Weigh):
     @property
     def needs(self) -> tuple[str, ...]:
         return ("samples",) if self.init == "size" else ()
-
-    @property
-    def remembers(self) -> str:
-        return "its weight and the weight's momentum"
 
     def __call__(self, round: Round, state: State) -> Weighed:
         weights, momenta = state.rows("p"), state.rows("dp")

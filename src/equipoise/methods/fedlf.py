@@ -9,13 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise.method import Method, register
+from equipoise.method import Merge, Merged, Method, Round, Shape, Shaped, State, register
 from equipoise.parts.minnorm import min_norm_weights
 from equipoise.parts.reports import GlobalLoss
 from equipoise.parts.steps import LengthOfMean
 from equipoise.parts.weights import Uniform
-from equipoise.roles import Merge, Shape
-from equipoise.types import Merged, Round, Shaped, State
 from equipoise.updates import STILL, gram
 
 VANISHED = 1e-6  # nor has a min-norm point this short, which is found from squared lengths
@@ -34,12 +32,8 @@ def levelling(loss: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class RecentAbsentees(Shape):
+class RecentAbsentees(Shape, remembers="its last update"):
     """Adds the last updates of clients that are absent now but were seen lately: within `seen / present` rounds."""
-
-    @property
-    def remembers(self) -> str:
-        return "its last update"
 
     def __call__(self, round: Round, state: State) -> Shaped:
         rows, last = state.rows("updates"), state.rows("last")
@@ -52,7 +46,7 @@ class RecentAbsentees(Shape):
 
 
 @dataclass(frozen=True)
-class LayerwiseFair(Merge):
+class LayerwiseFair(Merge, needs=("loss",)):
     """In each tensor the min-norm point of the clients' updates, the levelling direction, and absent clients' updates.
 
     A tensor where it vanishes is joined with the next one (the last with the one before) and solved again. `scaled` first
@@ -62,10 +56,6 @@ class LayerwiseFair(Merge):
     uses_weights: ClassVar[bool] = False
 
     scaled: bool = False
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("loss",)
 
     def __call__(self, round: Round, weights: Tensor) -> Merged:
         layout = round.setting.layout

@@ -10,13 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise.grammar import require
-from equipoise.method import Method, register
+from equipoise.method import Local, Method, Round, Sent, Share, State, Term, register, require
 from equipoise.parts.anchors import AnchorNet, linear_head, train_anchors
 from equipoise.parts.projection import Projection
 from equipoise.parts.terms import unit
-from equipoise.roles import Share, Term
-from equipoise.types import Local, Round, Sent, State
 
 
 def separation(anchors: Tensor, tau: float) -> Tensor:
@@ -32,15 +29,11 @@ def compactness(features: Tensor, anchors: Tensor, y: Tensor, tau: float) -> Ten
 
 
 @dataclass(frozen=True)
-class ToAnchor(Term):
+class ToAnchor(Term, needs=("shared anchors", "features on the sphere")):
     """`lam` times the compactness. There are no anchors in the first round."""
 
     lam: float
     tau: float
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("shared anchors", "features on the sphere")
 
     def loss(self, local: Local) -> Tensor | None:
         anchors = local.received.shared.get("anchors")
@@ -50,7 +43,7 @@ class ToAnchor(Term):
 
 
 @dataclass(frozen=True)
-class TrainedAnchors(Share):
+class TrainedAnchors(Share, needs=("features on the sphere",), gives=("shared anchors",)):
     """`anchors [C, width]` of length one, which the global classifier, held fixed, tells apart."""
 
     reads_updates: ClassVar[bool] = False
@@ -59,14 +52,6 @@ class TrainedAnchors(Share):
     tau: float
     epochs: int
     lr: float
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("features on the sphere",)
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("shared anchors",)
 
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
         layout = round.setting.layout

@@ -8,13 +8,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equipoise.grammar import require
-from equipoise.method import Method, register
+from equipoise.method import Method, Round, Shape, Shaped, State, Step, Stepped, Weigh, Weighed, register, require
 from equipoise.parts.minnorm import boxed_min_norm_weights
 from equipoise.parts.steps import ServerRate
 from equipoise.parts.weights import shares
-from equipoise.roles import Shape, Step, Weigh
-from equipoise.types import Round, Shaped, State, Stepped, Weighed
 
 
 @dataclass(frozen=True)

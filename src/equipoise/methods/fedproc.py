@@ -8,12 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise.grammar import require
-from equipoise.method import Method, register
+from equipoise.method import Local, Method, Term, register, require
 from equipoise.parts.prototypes import ClassMeans, MeanPrototypes
 from equipoise.parts.terms import unit
-from equipoise.roles import Term
-from equipoise.types import Local
 
 
 def contrast(features: Tensor, prototypes: Tensor, known: Tensor, y: Tensor, tau: float) -> Tensor:
@@ -23,15 +20,11 @@ def contrast(features: Tensor, prototypes: Tensor, known: Tensor, y: Tensor, tau
 
 
 @dataclass(frozen=True)
-class PrototypeCurriculum(Term):
+class PrototypeCurriculum(Term, needs=("shared prototypes",)):
     """`alpha_t contrast + (1 - alpha_t) base loss`, `alpha_t = 1 - t / (T - 1)`; the base loss alone for a sample whose
     class has no prototype."""
 
     tau: float
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("shared prototypes",)
 
     def base(self, losses: Tensor, local: Local) -> Tensor:
         shared = local.received.shared

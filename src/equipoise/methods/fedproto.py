@@ -11,10 +11,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from equipoise.grammar import require
-from equipoise.method import Method, register
+from equipoise.method import Method, Round, Sent, State, register, require
 from equipoise.parts.prototypes import ClassMeans, MeanPrototypes, ToPrototype
-from equipoise.types import Round, Sent, State
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from equipoise.grammar import require
-from equipoise.method import Method, register
+from equipoise.method import Method, register, require
 from equipoise.parts.terms import Proximal
 
 HIDDEN = 0.01  # a constant before the term in the domain-skew benchmarks' public code

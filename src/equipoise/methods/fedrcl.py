@@ -8,12 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise.grammar import require
-from equipoise.method import Method, register
+from equipoise.method import Local, Method, Outputs, Term, register, require
 from equipoise.parts.terms import unit
 from equipoise.parts.weights import Uniform
-from equipoise.roles import Term
-from equipoise.types import Local, Outputs
 
 
 def layers_of(out: Outputs) -> list[Tensor]:

@@ -14,12 +14,22 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise import seeds
-from equipoise.grammar import require
-from equipoise.method import Method, register
+from equipoise.method import (
+    Beginning,
+    Local,
+    Method,
+    Round,
+    Sent,
+    Share,
+    State,
+    Tensors,
+    Term,
+    Trained,
+    register,
+    require,
+)
 from equipoise.parts.anchors import linear_head, margin_losses, mean_gap
 from equipoise.parts.prototypes import LAST_PROTOTYPES, ClassMeans, class_means, last_prototypes, mean_prototypes
-from equipoise.roles import Beginning, Share, Term
-from equipoise.types import Local, Round, Sent, State, Tensors, Trained
 
 
 def first_anchors(classes: int, width: int, seed: int) -> Tensor:
@@ -36,24 +46,14 @@ def first_anchors(classes: int, width: int, seed: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class SemanticAnchors(Share):
+class SemanticAnchors(
+    Share, needs=("prototypes", "prototype_counts"), gives=("shared anchors",), remembers=LAST_PROTOTYPES
+):
     """`anchors [C, F]`, which follow the mean prototypes slowly."""
 
     reads_updates: ClassVar[bool] = False
 
     ema: float
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("prototypes", "prototype_counts")
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("shared anchors",)
-
-    @property
-    def remembers(self) -> str:
-        return LAST_PROTOTYPES
 
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
         prototypes, counts, memory = last_prototypes(round, state)
@@ -67,7 +67,7 @@ class SemanticAnchors(Share):
 
 
 @dataclass(frozen=True)
-class AnchorLosses(Term):
+class AnchorLosses(Term, needs=("shared anchors",)):
     """Distance to the anchor of the class, a margin between the anchors, and the classifier's loss on the anchors.
 
     The margin is the larger one of the mean gaps between anchors and between the client's own last prototypes.
@@ -76,10 +76,6 @@ class AnchorLosses(Term):
     lam: float
     mcl: float
     cc: float
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("shared anchors",)
 
     def start(self, beginning: Beginning) -> list[Tensors]:
         some = next(iter(beginning.received.params.values()))

@@ -13,11 +13,9 @@ import torch
 from torch import Tensor
 
 from equipoise import seeds
-from equipoise.grammar import require
-from equipoise.method import Method, register
+from equipoise.method import Method, Round, Sent, State, register, require
 from equipoise.parts.anchors import AnchorNet, distances, margin_losses, nearest_others, train_anchors
 from equipoise.parts.prototypes import ClassMeans, PrototypeShare, ToPrototype, last_prototypes, mean_prototypes
-from equipoise.types import Round, Sent, State
 
 Margin = Literal["pairs", "nearest"]
 

@@ -8,12 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from equipoise.grammar import require
-from equipoise.method import Method, register
+from equipoise.method import Local, Method, Round, Sent, Share, State, Term, register, require
 from equipoise.parts.prototypes import LAST_PROTOTYPES, ClassMeans, last_prototypes
 from equipoise.parts.terms import unit
-from equipoise.roles import Share, Term
-from equipoise.types import Local, Round, Sent, State
 
 
 def finch(points: Tensor) -> Tensor:
@@ -64,23 +61,13 @@ def cluster_contrast(features: Tensor, clusters: Tensor, classes: Tensor, y: Ten
 
 
 @dataclass(frozen=True)
-class ClusterPrototypes(Share):
+class ClusterPrototypes(
+    Share, needs=("prototypes", "prototype_counts"), gives=("shared cluster prototypes",), remembers=LAST_PROTOTYPES
+):
     """`cluster_prototypes [P, F]` with their classes `[P]`, and a class's `unbiased_prototypes [C, F]`, the mean of its
     clusters."""
 
     reads_updates: ClassVar[bool] = False
-
-    @property
-    def remembers(self) -> str:
-        return LAST_PROTOTYPES
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("prototypes", "prototype_counts")
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("shared cluster prototypes",)
 
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
         prototypes, counts, memory = last_prototypes(round, state)
@@ -102,14 +89,10 @@ class ClusterPrototypes(Share):
 
 
 @dataclass(frozen=True)
-class ClusterContrast(Term):
+class ClusterContrast(Term, needs=("shared cluster prototypes",)):
     """The contrast with cluster prototypes, and the mean square of the distance from the class's unbiased one."""
 
     tau: float
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("shared cluster prototypes",)
 
     def loss(self, local: Local) -> Tensor | None:
         shared = local.received.shared

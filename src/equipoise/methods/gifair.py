@@ -6,12 +6,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from equipoise.grammar import require
-from equipoise.method import Method, register
+from equipoise.method import Method, Round, State, Weigh, Weighed, register, require
 from equipoise.parts.reports import GlobalLoss
 from equipoise.parts.weights import shares
-from equipoise.roles import Weigh
-from equipoise.types import Round, State, Weighed
 
 
 def standing(loss: Tensor) -> Tensor:
@@ -25,14 +22,10 @@ def standing(loss: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ByStanding(Weigh):
+class ByStanding(Weigh, needs=("samples", "loss")):
     """`p_k + lambda r_k`, `r_k` the client's standing, `lambda` a share of the largest that leaves no weight negative."""
 
     strength: float
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("samples", "loss")
 
     def __call__(self, round: Round, state: State) -> Weighed:
         loss = round.reports["loss"].double()

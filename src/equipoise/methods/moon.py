@@ -7,12 +7,21 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor
 
-from equipoise.grammar import require
-from equipoise.method import Method, register
+from equipoise.method import (
+    Beginning,
+    ClientState,
+    Local,
+    Method,
+    Model,
+    Received,
+    Tensors,
+    Term,
+    Trained,
+    register,
+    require,
+)
 from equipoise.parts.projection import Projection
 from equipoise.parts.terms import unit
-from equipoise.roles import Beginning, Term
-from equipoise.types import ClientState, Local, Model, Received, Tensors, Trained
 
 
 def contrast(z: Tensor, z_global: Tensor, z_previous: Tensor, tau: float) -> Tensor:

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.grammar import require
-from equipoise.method import Method, register
-from equipoise.roles import Term
-from equipoise.types import Received
+from equipoise.method import Method, Received, Term, register, require
 
 
 def proportional(loss: Tensor, M: float, eps: float) -> Tensor:

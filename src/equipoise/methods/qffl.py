@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from equipoise.grammar import require
-from equipoise.method import Method, register
+from equipoise.method import Method, register, require
 from equipoise.methods.fedavg import ONE_STEP
 from equipoise.parts.reports import GlobalLoss
 from equipoise.parts.weights import PowerOfLoss

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from equipoise.method import Method, register
-from equipoise.roles import Mark, Scored, Wrap
+from equipoise.method import Mark, Method, Scored, Wrap, register
 
 
 @dataclass(frozen=True)

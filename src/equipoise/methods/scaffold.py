@@ -13,12 +13,25 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from equipoise.grammar import Value, require
-from equipoise.method import Method, register
+from equipoise.method import (
+    Beginning,
+    ClientState,
+    Method,
+    Received,
+    Report,
+    Round,
+    Sent,
+    Share,
+    State,
+    Tensors,
+    Term,
+    Trained,
+    Value,
+    register,
+    require,
+)
 from equipoise.parts.steps import ServerRate
 from equipoise.parts.weights import Uniform
-from equipoise.roles import Beginning, Report, Share, Term
-from equipoise.types import ClientState, Received, Round, Sent, State, Tensors, Trained
 
 
 def effective_steps(steps: Tensor, momentum: float) -> Tensor:
@@ -31,12 +44,8 @@ def effective_steps(steps: Tensor, momentum: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ControlVariates(Term):
+class ControlVariates(Term, needs=("shared control",)):
     """The corrected gradient, and the client's own control variate `c_k [G]`. Without buffers: parameters only."""
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("shared control",)
 
     def start(self, beginning: Beginning) -> list[Tensors]:
         zero = torch.zeros_like(beginning.received.layout.join(beginning.received.params))
@@ -59,32 +68,20 @@ KEY = ControlVariates().key
 
 
 @dataclass(frozen=True)
-class ControlChange(Report):
+class ControlChange(Report, gives=("control",)):
     """`control`: by how much the client's control variate changed."""
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("control",)
 
     def __call__(self, trained: Trained) -> Tensors:
         return {"control": trained.next_states[KEY]["control"] - trained.states[KEY]["control"]}
 
 
 @dataclass(frozen=True)
-class ControlShare(Share):
+class ControlShare(Share, needs=("control",), gives=("shared control",)):
     """`c <- c + sum of changes / N`, N being all clients: so `c` stays the mean of all `c_k`, absent clients included."""
 
     reads_updates: ClassVar[bool] = False
 
     by_participants: bool = False  # divide by the round's participants instead
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("control",)
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("shared control",)
 
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
         change = round.reports["control"].sum(0)

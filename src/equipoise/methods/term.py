@@ -6,23 +6,16 @@ from dataclasses import dataclass
 
 import torch
 
-from equipoise.grammar import require
-from equipoise.method import Method, register
+from equipoise.method import Method, Round, State, Weigh, Weighed, register, require
 from equipoise.parts.reports import GlobalLoss
 from equipoise.parts.weights import shares
-from equipoise.roles import Weigh
-from equipoise.types import Round, State, Weighed
 
 
 @dataclass(frozen=True)
-class Tilted(Weigh):
+class Tilted(Weigh, needs=("samples", "loss")):
     """`p_k exp(t F_k)`, normalised; `p_k` the share of samples."""
 
     t: float
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("samples", "loss")
 
     def __call__(self, round: Round, state: State) -> Weighed:
         loss = round.reports["loss"].double()

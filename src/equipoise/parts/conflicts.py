@@ -45,7 +45,7 @@ def project_conflicts(gram: Tensor, order: Tensor, projected: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class InternalConflicts(Shape):
+class InternalConflicts(Shape, needs=("loss",)):
     """Projects the updates of all but the kept clients, in the order of their losses.
 
     `alpha` keeps the share of clients with the largest losses as they are; `project_first=n` instead projects the first n
@@ -55,10 +55,6 @@ class InternalConflicts(Shape):
     alpha: float = 0.1
     order: Order = "ascending"
     project_first: int | None = None
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("loss",)
 
     def __call__(self, round: Round, state: State) -> Shaped:
         loss = round.reports["loss"]

@@ -167,7 +167,7 @@ def _by_vmap(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y: 
 
 
 @dataclass(frozen=True)
-class Fisher(Report):
+class Fisher(Report, gives=("fisher",)):
     """`fisher`: per-sample squared gradients (`fim="sample"`), or squares of batch gradients (`fim="batch"`)."""
 
     stacks = False
@@ -175,10 +175,6 @@ class Fisher(Report):
     fim: Literal["sample", "batch"] = "sample"
     samples: int | None = None  # a random part of the client's data; None: all of it
     batch: int = 64
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("fisher",)
 
     def __call__(self, trained: Trained) -> Tensors:
         index = trained.train.positions

@@ -24,13 +24,9 @@ class WeightedSum(Merge):
 
 
 @dataclass(frozen=True)
-class MaskedMean(Merge):
+class MaskedMean(Merge, needs=("mask", "non-negative weights")):
     """Entry by entry the weighted mean over the clients that kept it, times the sum of all weights (one, on the simplex); an
     entry that nobody kept does not move. Where everybody keeps everything it is the weighted sum."""
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("mask", "non-negative weights")
 
     def __call__(self, round: Round, weights: Tensor) -> Merged:
         rows, mask = round.updates.rows, round.updates.mask

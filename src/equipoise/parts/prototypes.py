@@ -28,12 +28,8 @@ def class_means(trained: Trained) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class ClassMeans(Report):
+class ClassMeans(Report, gives=("prototypes", "prototype_counts")):
     """`prototypes` and `prototype_counts`."""
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("prototypes", "prototype_counts")
 
     def __call__(self, trained: Trained) -> Tensors:
         means, counts = class_means(trained)
@@ -54,22 +50,12 @@ def mean_prototypes(prototypes: Tensor, counts: Tensor, by: Literal["owners", "c
 
 
 @dataclass(frozen=True)
-class PrototypeShare(Share):
+class PrototypeShare(
+    Share, needs=("prototypes", "prototype_counts"), gives=("shared prototypes",), remembers=LAST_PROTOTYPES
+):
     """Sends down one prototype per class (`prototypes [C, F]`), and which of them exist (`prototype_known [C]`)."""
 
     reads_updates: ClassVar[bool] = False
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("prototypes", "prototype_counts")
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("shared prototypes",)
-
-    @property
-    def remembers(self) -> str:
-        return LAST_PROTOTYPES
 
 
 @dataclass(frozen=True)
@@ -85,17 +71,13 @@ class MeanPrototypes(PrototypeShare):
 
 
 @dataclass(frozen=True)
-class ToPrototype(Term):
+class ToPrototype(Term, needs=("shared prototypes",)):
     """`lam` times the mean square, over the feature's entries, of its distance from the prototype of its class.
 
     Nothing for a class without a prototype, and nothing in the first round, when there are none.
     """
 
     lam: float
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("shared prototypes",)
 
     def loss(self, local: Local) -> Tensor | None:
         shared = local.received.shared

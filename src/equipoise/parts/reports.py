@@ -22,38 +22,26 @@ def mean_loss(trained: Trained, model: Received, samples: Samples) -> Tensor:
 
 
 @dataclass(frozen=True)
-class SampleCount(Report):
+class SampleCount(Report, gives=("samples",)):
     """`samples`: the number of training samples."""
 
     runs_model = False
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("samples",)
 
     def __call__(self, trained: Trained) -> Tensors:
         return {"samples": trained.train.size}
 
 
 @dataclass(frozen=True)
-class GlobalLoss(Report):
+class GlobalLoss(Report, gives=("loss",)):
     """`loss`: of the received model on the training data, before training."""
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("loss",)
 
     def __call__(self, trained: Trained) -> Tensors:
         return {"loss": mean_loss(trained, trained.received, trained.train)}
 
 
 @dataclass(frozen=True)
-class TrainedLoss(Report):
+class TrainedLoss(Report, gives=("loss_trained",)):
     """`loss_trained`: of the trained model on the training data."""
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("loss_trained",)
 
     def __call__(self, trained: Trained) -> Tensors:
         model = trained.received._replace(params=trained.params, buffers=trained.buffers)
@@ -61,57 +49,41 @@ class TrainedLoss(Report):
 
 
 @dataclass(frozen=True)
-class LocalLoss(Report):
+class LocalLoss(Report, gives=("loss_local",)):
     """`loss_local`: the mean base loss of the local steps, which costs nothing to know. No method of the library needs it:
     add it to one to have the training loss in its reports."""
 
     runs_model = False
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("loss_local",)
 
     def __call__(self, trained: Trained) -> Tensors:
         return {"loss_local": trained.loss_local}
 
 
 @dataclass(frozen=True)
-class LocalSteps(Report):
+class LocalSteps(Report, gives=("steps",)):
     """`steps`: how many local steps the client did, for rules that divide by them."""
 
     runs_model = False
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("steps",)
 
     def __call__(self, trained: Trained) -> Tensors:
         return {"steps": trained.steps}
 
 
 @dataclass(frozen=True)
-class PersonalTensors(Report):
+class PersonalTensors(Report, gives=(PERSONAL,)):
     """`personal`: the client's personal tensors as one row, for a `share` part that mixes them."""
 
     runs_model = False
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return (PERSONAL,)
 
     def __call__(self, trained: Trained) -> Tensors:
         return {PERSONAL: trained.personal.join(trained.params)}
 
 
 @dataclass(frozen=True)
-class ClassCounts(Report):
+class ClassCounts(Report, gives=("class_counts",)):
     """`class_counts`: training samples of each class."""
 
     runs_model = False
-
-    @property
-    def gives(self) -> tuple[str, ...]:
-        return ("class_counts",)
 
     def __call__(self, trained: Trained) -> Tensors:
         counts: Tensor | float = 0.0

@@ -23,14 +23,10 @@ def shares(values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class BySamples(Weigh):
+class BySamples(Weigh, needs=("samples",)):
     """FedAvg's: the share of the round's training samples."""
 
     rank: ClassVar[int] = 0
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("samples",)
 
     def raw(self, reports: Reports) -> Tensor:
         return reports["samples"].double()
@@ -55,7 +51,7 @@ class Uniform(Weigh):
 
 
 @dataclass(frozen=True)
-class PowerOfLoss(Weigh):
+class PowerOfLoss(Weigh, needs=("loss",)):
     """q-FFL's weights with their divisor: `L F_k^q / sum_j (q F_j^(q-1) ||L h_j||^2 + L F_j^q)`, `L = 1/lr`.
 
     `F` is the loss of the received model, `h` the shaped update. With `scale="raw"` the update itself stands for the
@@ -69,10 +65,6 @@ class PowerOfLoss(Weigh):
     @property
     def is_convex(self) -> bool:
         return False
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        return ("loss",)
 
     def __call__(self, round: Round, state: State) -> Weighed:
         rate = self.lr if self.lr is not None else round.setting.lr
