@@ -58,7 +58,13 @@ class Images(Preparation):
 
 def rebuild_preparation(facts: Mapping[str, Any] | None) -> Preparation:
     """The preparation that `describe` told of."""
-    return Images(torch.tensor(facts["mean"]), torch.tensor(facts["std"])) if facts else Preparation()
+    if not facts:
+        return Preparation()
+    mean, std = (  # one number per channel stays as it is written; one per pixel becomes a tensor
+        torch.tensor(value, dtype=torch.float64) if isinstance(value[0], list) else tuple(value)
+        for value in (facts["mean"], facts["std"])
+    )
+    return Images(mean, std)
 
 
 def crop(x: Tensor, pad: int, across: Tensor, down: Tensor) -> Tensor:

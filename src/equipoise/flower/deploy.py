@@ -5,53 +5,29 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 
 from equipoise.errors import EquipoiseError
 from equipoise.flower.plan import Plan
 
-CODE = '''"""{title}
-
-Flower loads `client` at every site, and `server` where the model is put together. What is trained, and how, stands in
-`pyproject.toml` under [tool.flwr.app.config]. A site's data stay where its --node-config says.
-"""
-
-from pathlib import Path
-
-from equipoise.flower import client_app, server_app
-
-SCHEMA = Path(__file__).with_name("schema.json")  # classes and columns, which all sites agreed on
-
-client = client_app(schema=SCHEMA if SCHEMA.exists() else None)
-server = server_app()
-'''
-
-PROJECT = """[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[project]
-name = "{name}"
-version = "1.0.0"
-description = "{title}"
-license = "Apache-2.0"
-# Nothing to install: each machine has `equipoise[flower]` {version} and the build of PyTorch that suits it.
-dependencies = []
-
-[tool.hatch.build.targets.wheel]
-packages = ["federated"]
-
-[tool.flwr.app]
-publisher = "equipoise"
-
-[tool.flwr.app.components]
-serverapp = "federated.app:server"
-clientapp = "federated.app:client"
-
-[tool.flwr.app.config]
-{config}
-"""
+TEMPLATES = Path(__file__).with_name("app")
+SHOWN = {
+    "method": "`equipoise methods` lists them",
+    "data": "a data set to try things out; empty: each site's --node-config names its own",
+    "sites": "the run begins when so many are there",
+    "seed": "of everything random",
+    "round_timeout": "seconds that a round waits for answers",
+    "start_timeout": "seconds that the run waits for its sites",
+    "min_sites": "a round with fewer answers does not count",
+    "too_few": "what happens to it: repeat or skip",
+    "guard": "limits what a site can gain by reporting a false loss",
+    "eval_every": "rounds between two evaluations at the sites",
+    "site_state": "where a site keeps its state when its SuperNode ends; empty: nowhere",
+    "resume": "go on with this run where it stopped: flwr run --run-config resume=true",
+    "out": "where the server writes its records",
+}
 
 
 def write_app(folder: Path, plan: Plan, schema: Mapping[str, object] | None = None) -> list[Path]:
@@ -63,14 +39,16 @@ def write_app(folder: Path, plan: Plan, schema: Mapping[str, object] | None = No
         raise EquipoiseError(f"`{folder}` is not empty. Name a new folder.")
     title = f"{plan.chosen} on {plan.data or 'data of the sites'}, with Equipoise"
     files = {
-        "pyproject.toml": PROJECT.format(
+        "pyproject.toml": (TEMPLATES / "pyproject.toml.txt")
+        .read_text()
+        .format(
             name=re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "federation",
             title=title.replace('"', "'"),
             version=version("equipoise"),
             config="\n".join(_settings(plan)),
         ),
         "federated/__init__.py": '"""The app\'s code: see app.py."""\n',
-        "federated/app.py": CODE.format(title=title),
+        "federated/app.py": (TEMPLATES / "app.py.txt").read_text().format(title=title),
     }
     if schema is not None:
         files["federated/schema.json"] = json.dumps(schema, indent=2) + "\n"
@@ -84,30 +62,15 @@ def write_app(folder: Path, plan: Plan, schema: Mapping[str, object] | None = No
 
 
 def _settings(plan: Plan) -> list[str]:
-    """The plan as lines of TOML, each with what it means."""
-    lines = [
-        _line("method", str(plan.method), "`equipoise methods` lists them"),
-        _line("data", plan.data, "a data set to try things out; empty: each site's --node-config names its own"),
-        _line("sites", plan.sites, "the run begins when so many are there"),
-        _line("seed", plan.seed, "of everything random"),
-        _line("round-timeout", plan.round_timeout, "seconds that a round waits for answers"),
-        _line("start-timeout", plan.start_timeout, "seconds that the run waits for its sites"),
-        _line("min-sites", plan.min_sites or max(1, -(-plan.sites // 2)), "a round with fewer answers does not count"),
-        _line("too-few", plan.too_few, "what happens to it: repeat or skip"),
-        _line("guard", plan.guard, "limits what a site can gain by reporting a false loss"),
-        _line("eval-every", plan.eval_every, "rounds between two evaluations at the sites"),
-        _line("site-state", plan.site_state, "where a site keeps its state when its SuperNode ends; empty: nowhere"),
-        _line("resume", plan.resume, "go on with this run where it stopped: flwr run --run-config resume=true"),
-        _line("out", plan.out, "where the server writes its records"),
-    ]
-    if plan.rounds is not None:
-        lines.append(_line("rounds", plan.rounds, "instead of the protocol's"))
-    if isinstance(plan.model, str):
-        lines.append(_line("model", plan.model, "instead of the protocol's"))
-    if plan.protection != "none":
-        lines.append(_line("protection", plan.protection, "methods that do not work under it are refused"))
-    changed = (_line(name, "full" if value is None else value, "") for name, value in plan.training.items())
-    return [*lines, *changed]
+    """The plan as lines of TOML, each with what it means: all that a site's engineer may want to change, and whatever else
+    differs from what it usually is."""
+    changed = [one.name for one in fields(plan) if getattr(plan, one.name) != one.default and one.name != "training"]
+    values = {name: getattr(plan, name) for name in dict.fromkeys((*SHOWN, *changed))}
+    values |= {"method": str(plan.method), "min_sites": plan.min_sites or max(1, -(-plan.sites // 2))}
+    if not isinstance(plan.model, str):  # a module cannot be written down
+        values.pop("model", None)
+    lines = [_line(name, value, SHOWN.get(name, "instead of the protocol's")) for name, value in values.items()]
+    return [*lines, *(_line(name, "full" if value is None else value, "") for name, value in plan.training.items())]
 
 
 def _line(name: str, value: object, meaning: str) -> str:

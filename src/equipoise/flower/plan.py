@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_type_hints
 
 from equipoise.data.catalogue import is_path
+from equipoise.engine.settings import check_option
 from equipoise.errors import EquipoiseError
 from equipoise.grammar import Mistakes, did_you_mean, fit_to_type, require
 from equipoise.method import Method
@@ -46,27 +47,18 @@ class Plan:
     patience: int = 3
     guard: bool = False  # limit what a site can gain by a false loss
     protection: Protection = "none"  # refuse methods that do not work under it
-    site_state: str = (
-        ""  # folder at each site for what it keeps between rounds, for when its SuperNode is started again
-    )
+    site_state: str = ""  # folder at each site for what it keeps between rounds, when its SuperNode is started again
     resume: bool = False  # go on with the same run where it stopped
     out: str = "runs"
 
     def __post_init__(self) -> None:
         require(self.sites >= 1, "sites", "at least 1", self.sites)
-        require(
-            self.min_sites is None or 1 <= self.min_sites <= self.sites,
-            "min_sites",
-            f"from 1 to {self.sites}",
-            self.min_sites,
-        )
-        require(self.rounds is None or self.rounds >= 1, "rounds", "at least 1", self.rounds)
-        share = self.participation
-        require(share is None or 0 < share <= 1, "participation", "above 0 and at most 1", share)
-        require(self.round_timeout > 0, "round_timeout", "above 0", self.round_timeout)
-        require(self.start_timeout > 0, "start_timeout", "above 0", self.start_timeout)
-        require(self.patience >= 1, "patience", "at least 1", self.patience)
-        require(self.eval_every >= 1, "eval_every", "at least 1", self.eval_every)
+        enough = self.min_sites is None or 1 <= self.min_sites <= self.sites
+        require(enough, "min_sites", f"from 1 to {self.sites}", self.min_sites)
+        for name in ("rounds", "participation", "eval_every"):
+            check_option(name, getattr(self, name))
+        for name in ("round_timeout", "start_timeout", "patience"):
+            require(getattr(self, name) > 0, name, "above 0", getattr(self, name))
         refuse_unprotected(self.chosen, self.protection)
         if self.chosen.is_pooled:
             raise EquipoiseError(
