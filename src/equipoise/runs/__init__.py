@@ -1,0 +1,24 @@
+"""What a run leaves behind: a folder with its records and its model, which can be read and loaded again."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from equipoise.runs.loading import Loaded as Loaded
+    from equipoise.runs.loading import load as load
+    from equipoise.runs.reading import Recorded as Recorded
+    from equipoise.runs.reading import read as read
+    from equipoise.runs.writing import save as save
+
+_HOME_OF = {"Loaded": "loading", "load": "loading", "Recorded": "reading", "read": "reading", "save": "writing"}
+
+__all__ = ["Loaded", "Recorded", "load", "read", "save"]
+
+
+def __getattr__(name: str) -> object:
+    """A report reads run folders without the code that trains: each name is imported when it is first used."""
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'equipoise.runs' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"equipoise.runs.{_HOME_OF[name]}"), name)

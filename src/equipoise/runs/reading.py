@@ -1,0 +1,161 @@
+"""Run folders as they are read: finished, failed, or cut off. Nothing here needs the code that trains."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from equipoise.errors import EquipoiseError
+
+SCHEMA = 1
+RECORDS = pa.schema(
+    [
+        ("round", pa.int32()),
+        ("client", pa.string()),
+        ("domain", pa.string()),
+        ("split", pa.string()),
+        ("metric", pa.string()),
+        ("value", pa.float64()),
+        ("samples", pa.int32()),
+    ]
+)
+WEIGHTS = pa.schema(
+    [
+        ("round", pa.int32()),
+        ("client", pa.string()),
+        ("weight", pa.float64()),  # the factor on the client's shaped update
+        ("figure", pa.string()),  # what the weight came from: `loss`, `distance`, `w_moo` ...
+        ("value", pa.float64()),
+    ]
+)
+TABLES = {"records": RECORDS, "weights": WEIGHTS}
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """A run folder as it was read: finished, failed, or cut off."""
+
+    place: Path
+    manifest: Mapping[str, Any]
+    records: pa.Table
+    weights: pa.Table
+
+    @property
+    def method(self) -> str:
+        return str(self.manifest["method"])
+
+    @property
+    def seed(self) -> int:
+        return int(self.manifest["seed"])
+
+    @property
+    def is_finished(self) -> bool:
+        return self.manifest["status"] == "finished"
+
+    @property
+    def rounds_done(self) -> int:
+        return int(max(self.weights["round"].to_pylist(), default=0))
+
+    @property
+    def clients(self) -> list[str]:
+        return [client["name"] for client in self.manifest["data"]["clients"]]
+
+    @property
+    def domains(self) -> list[str]:
+        """The domain of each client; one without a domain is its own."""
+        return [client["domain"] or client["name"] for client in self.manifest["data"]["clients"]]
+
+    def curve(self, metric: str = "accuracy", split: str = "test") -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """The evaluated rounds, and one value per round and client, [rounds, clients] (nan: the client has none)."""
+        table = self.records.filter((pc.field("metric") == metric) & (pc.field("split") == split))
+        rounds, row = np.unique(table["round"].to_numpy(), return_inverse=True)
+        place = {name: i for i, name in enumerate(self.clients)}
+        column = np.array([place[name] for name in table["client"].to_pylist()], dtype=int)
+        values = np.full((len(rounds), len(place)), np.nan)
+        values[row, column] = table["value"].to_numpy()
+        return rounds, values
+
+    def samples(self, split: str = "test") -> NDArray[np.float64]:
+        """How many samples each client was scored on."""
+        table = self.records.filter((pc.field("metric") == "accuracy") & (pc.field("split") == split))
+        found = dict(zip(table["client"].to_pylist(), table["samples"].to_pylist(), strict=True))
+        return np.array([found.get(name, 0) for name in self.clients], dtype=float)
+
+
+def read(place: Path) -> Recorded:
+    """The run in a folder. What cannot be read is an error that says why, in one line."""
+    path = place / "manifest.json"
+    try:
+        facts = json.loads(path.read_text())
+        found = int(facts["schema"])
+    except FileNotFoundError:
+        raise EquipoiseError(f"`{place}` is no run folder: it has no manifest.json.") from None
+    except OSError as error:
+        raise EquipoiseError(f"Cannot read `{path}`: {error.strerror}.") from None
+    except (ValueError, KeyError, TypeError):
+        raise EquipoiseError(f"`{path}` is not a manifest of Equipoise, or was cut off. Do the run again.") from None
+    if found > SCHEMA:
+        raise EquipoiseError(
+            f"`{place}` was written by a newer Equipoise (schema {found}; this one reads up to {SCHEMA}). Update Equipoise."
+        )
+    lacking = {"status", "method", "seed", "data", "digest", "rounds"} - set(facts)
+    if lacking:
+        raise EquipoiseError(f"`{path}` lacks `{min(lacking)}`: it was written by something else, or changed by hand.")
+    return Recorded(place, facts, *(_table(place, name, schema) for name, schema in TABLES.items()))
+
+
+def _table(place: Path, name: str, schema: pa.Schema) -> pa.Table:
+    whole, stream = place / f"{name}.parquet", place / f"{name}.arrows"
+    if whole.exists():
+        try:
+            table = pq.read_table(whole)
+        except (pa.ArrowException, OSError):
+            raise EquipoiseError(f"`{whole}` cannot be read: it is cut off or damaged. Do the run again.") from None
+        if not table.schema.equals(schema):
+            raise EquipoiseError(f"`{whole}` has other columns than schema {SCHEMA} says. Do the run again.")
+        return table
+    if stream.exists():
+        return read_stream(stream, schema)
+    raise EquipoiseError(f"`{place}` has no {name}.parquet. Do the run again.")
+
+
+def read_stream(path: Path, schema: pa.Schema) -> pa.Table:
+    """The whole batches of a stream that may be cut off anywhere."""
+    batches: list[pa.RecordBatch] = []
+    with path.open("rb") as file, suppress(pa.ArrowException, OSError):
+        batches.extend(pa.ipc.open_stream(file))
+    return pa.Table.from_batches(batches, schema)
+
+
+def find_runs(paths: Iterable[Path]) -> list[Path]:
+    """The run folders that are named, or lie below a named folder."""
+    found: dict[Path, None] = {}
+    for path in paths:
+        if not path.exists():
+            raise EquipoiseError(f"There is no `{path}`. `equipoise runs` lists the run folders.")
+        inside = [path] if (path / "manifest.json").exists() else sorted(p.parent for p in path.glob("*/manifest.json"))
+        if not inside:
+            raise EquipoiseError(f"`{path}` is no run folder and holds none: there is no manifest.json.")
+        found |= dict.fromkeys(inside)
+    return list(found)
+
+
+def read_all(paths: Iterable[Path]) -> tuple[list[Recorded], list[str]]:
+    """The runs that can be read, and a line for each that cannot."""
+    runs, wrong = [], []
+    for place in find_runs(paths):
+        try:
+            runs.append(read(place))
+        except EquipoiseError as error:
+            wrong.append(str(error))
+    return runs, wrong
