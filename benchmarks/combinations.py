@@ -1,8 +1,8 @@
-"""The combinations that the papers show, as measured on a federation: `python benchmarks/combinations.py`.
+"""Measures combinations of methods that papers report, on a federation: `python benchmarks/combinations.py`.
 
-FedHEAL's Table 2 (seven hosts, alone and with AFL, q-FFL and FedHEAL), F2DC's Table 3 (its modules in four hosts) and
-FedEquilibria's ablations. Prints one Markdown table each: AVG, STD (ddof 0) and MIN of the domains' test accuracies in
-percent, mean over seeds.
+They are those of FedHEAL's Table 2 (seven host methods, alone and with AFL, q-FFL and FedHEAL), of F2DC's Table 3 (its
+modules in four host methods) and of FedEquilibria's ablations. One Markdown table is printed for each: AVG, STD (ddof
+0) and MIN of the domains' test accuracies in percent, mean over seeds.
 """
 
 from __future__ import annotations

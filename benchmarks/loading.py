@@ -1,4 +1,4 @@
-"""How long a start takes, and which part of an epoch goes into loading and augmenting: `python benchmarks/loading.py`.
+"""Measures how long a start takes, and the share of loading and augmenting in an epoch: `python benchmarks/loading.py`.
 
 The share is a ratio within one run: the time spent in `gather_samples` (indexing the pool, cropping, flipping,
 normalising) and in drawing the augmentation, over the time of the local training around it.

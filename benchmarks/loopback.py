@@ -1,4 +1,4 @@
-"""A SuperLink and SuperNodes as processes on this machine, for tests and examples. All are ended by their ids."""
+"""A SuperLink and SuperNodes as processes on this machine, for tests, benchmarks and examples."""
 
 from __future__ import annotations
 
@@ -158,8 +158,6 @@ class Loopback:
     def read_log(self, name: str) -> str:
         """What a process has said so far."""
         return (self.folder / f"{name}.log").read_text(errors="replace")
-
-    # Older names, by which tests and an example call them.
 
     def __enter__(self) -> Loopback:
         return self

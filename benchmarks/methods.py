@@ -1,7 +1,7 @@
-"""Seconds per round of every method, against FedAvg's in the same run: `python benchmarks/methods.py`.
+"""Measures seconds per round of every method, beside FedAvg's: `python benchmarks/methods.py`.
 
-The work is W1: 10 clients with 600 samples each, a perceptron. Also two cores against one, and the exact Fisher against
-a training epoch.
+The work is W1 of `peers/work.py`, but with 10 clients, which all take part: 600 samples each, and a perceptron. It also
+measures two cores against one, and the exact Fisher information against a training epoch.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def time_round(
 
 
 def compare_methods(names: list[str], repetitions: int, rounds: int) -> None:
-    """Every method against FedAvg beside it, so that a change of the machine's mood meets both."""
+    """Every method against FedAvg beside it, so that a change of the machine's speed meets both."""
     print(f"W1, worker processes, medians of {repetitions} runs of {rounds} rounds, each beside a run of FedAvg\n")
     print(f"  {'method':16s} {'seconds':>8s} {'x FedAvg':>9s} {'spread':>13s}  besides local training")
     for name in names:

@@ -1,8 +1,8 @@
-"""The numbers of short runs as hashes: every method in every runner and over Flower, before and after a change of the code.
+"""Checks that a change of the code changes no numbers, by hashes of short runs of every method in every runner.
 
-`python benchmarks/pinned.py record before.json` writes them, `python benchmarks/pinned.py compare before.json after.json`
-names every run whose model, scores or records are not the same bit for bit. Hashes depend on the machine's arithmetic, so
-both files must come from one machine.
+`python benchmarks/pinned.py record before.json` writes the hashes. `python benchmarks/pinned.py compare before.json
+after.json` names every run whose model, scores or records are not the same bit for bit. Hashes depend on the machine's
+arithmetic, so both files must come from one machine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How large a report is and how long it takes to build: `python benchmarks/report.py`.
+"""Measures how large a report is and how long it takes to build: `python benchmarks/report.py`.
 
 The records are those of real runs on tiny data, so that weights, figures and losses have their true shapes: by default
 10 methods x 3 seeds x 200 rounds with 20 clients. Reading the run folders is part of the time, training is not.

@@ -1,6 +1,6 @@
-"""Cost against the number of clients, start-up, and memory over many rounds: `python benchmarks/scaling.py`.
+"""Measures time per client, start-up and memory for up to 10,000 clients: `python benchmarks/scaling.py`.
 
-The task is W3's: logistic regression, 20 samples per client. Every size runs in a process of its own.
+The work is W3 of `peers/work.py`: logistic regression, 20 samples per client. Every case runs in a process of its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Server steps for 20 clients x 4.9 million parameters (ResNet-10): time, against unavoidable arithmetic, and memory.
+"""Measures time and memory of the server's step for 20 clients x 4.9 million parameters (ResNet-10).
 
-`python benchmarks/server_steps.py` prints the table. Every rule runs in a process of its own, so that its memory can be
-told.
+`python benchmarks/server_steps.py` prints the table. Times are set against the arithmetic that a rule cannot
+avoid. Every rule runs in a process of its own, so that its memory can be measured.
 """
 
 from __future__ import annotations

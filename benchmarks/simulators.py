@@ -1,7 +1,8 @@
-"""Seconds per round of the same federated work in several simulators, in one run on one machine.
+"""Measures seconds per round of the same federated work in several simulators, in one run on one machine.
 
-`make bench` installs the peers in an environment of their own and calls this script. Whole rounds are timed: sampling,
-local training, aggregation, bookkeeping. The first round of each is left out, as it pays for the start.
+`make bench` installs the other simulators (the peers) in an environment of their own and calls this script. Whole
+rounds are timed: sampling, local training, aggregation, bookkeeping. The first round of each is left out, as it
+includes the start-up.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def main() -> None:
     for name in options.work:
         limit = count_operations(WORK[name]) / rate
         found: dict[str, list[float]] = {column: [] for column in options.only}
-        for _ in range(options.repetitions):  # interleaved, so that a change of the machine's mood meets all of them
+        for _ in range(options.repetitions):  # interleaved, so that a change of the machine's speed meets all of them
             for column in options.only:
                 script, environment, more, threads = COLUMNS[column]
                 # Of a peer with one process the better of one thread and all of them counts.

@@ -1,6 +1,6 @@
-"""Faults, injected, and the figure reached for each: `python benchmarks/faults` prints one Markdown table.
+"""Injects faults into runs, and measures how they are dealt with: `python benchmarks/faults` prints one Markdown table.
 
-Each module is about one kind of fault. Tests use the same pieces, fewer times.
+There is a module per kind of fault. Tests call the same functions with fewer repetitions.
 """
 
 from faults.answers import BAD, send_bad_answers

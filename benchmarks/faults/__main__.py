@@ -1,7 +1,7 @@
 """Injects faults and prints what comes of each, as one Markdown table: `python benchmarks/faults`.
 
-Bad answers by the thousand, liars, runs killed with SIGKILL at random moments and resumed, spoilt checkpoints, a disk
-that is full, a second process, dead workers, and lost sites and servers of a real federation.
+The faults are bad answers, false losses, runs killed with SIGKILL at random moments and resumed, damaged checkpoints, a
+full disk, a second process in the same folder, killed workers, and lost sites and servers of a real federation.
 """
 
 from __future__ import annotations

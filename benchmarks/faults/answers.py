@@ -1,4 +1,4 @@
-"""Bad answers: no numbers, another shape or type, a missing or unknown report, too late, twice, or from a stranger."""
+"""Bad answers: not finite, of a wrong shape, type or round, with wrong reports, sent twice, or by an unknown client."""
 
 from __future__ import annotations
 

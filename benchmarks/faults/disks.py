@@ -1,4 +1,4 @@
-"""Folders of checkpoints: spoilt files, a full disk, and a second process that wants the same folder."""
+"""Faults of checkpoint folders: damaged files, a full disk, and a second process that uses the same folder."""
 
 from __future__ import annotations
 

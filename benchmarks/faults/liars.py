@@ -1,4 +1,4 @@
-"""Liars: clients that report a false loss to gain weight, with and without the guard; and what it costs honest ones."""
+"""False reports of clients that want more weight, with and without the guard; and what the guard costs honest ones."""
 
 from __future__ import annotations
 

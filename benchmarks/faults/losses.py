@@ -1,4 +1,4 @@
-"""Odd losses: 0, -1, NaN, Inf, 1e-300 and 1e300 among ordinary ones, in every weighting that losses drive."""
+"""Odd losses: 0, -1, NaN, Inf, 1e-300 and 1e300 among ordinary ones, in every weighting that depends on losses."""
 
 from __future__ import annotations
 

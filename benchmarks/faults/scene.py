@@ -1,4 +1,4 @@
-"""Small federations that train in milliseconds, and a round whose answers can be spoilt one by one."""
+"""Small federations that train in milliseconds, and a round in which single answers can be spoilt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that are killed with SIGKILL at random moments, and resumed."""
+"""Runs that are killed with SIGKILL at random moments and resumed, which must not change what they compute."""
 
 from __future__ import annotations
 

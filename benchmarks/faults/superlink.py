@@ -1,4 +1,4 @@
-"""Real sites: SuperNodes that hang or are killed, and a SuperLink that is killed with all of them, on this machine."""
+"""Faults of a real federation on this machine: SuperNodes hang or are killed, or the SuperLink is killed with them."""
 
 from __future__ import annotations
 

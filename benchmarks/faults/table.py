@@ -1,4 +1,4 @@
-"""What every kind of fault comes to: lines of one Markdown table, and how far the benchmark is."""
+"""The Markdown table with a row per fault, and messages that say how far the benchmark is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worker processes of a run that are killed while they work."""
+"""The fault that a worker process of a run is killed between two rounds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""FLGo: its default server and clients, one process."""
+"""Times FLGo on the benchmark's work: its default server and clients, one process."""
 
 import importlib
 import os

@@ -1,4 +1,4 @@
-"""Flower's client side. A module of its own, so that an actor keeps its data between messages."""
+"""Flower's client app. It is a module of its own, so that an actor keeps its data between messages."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Flower: its simulation engine with Ray, one actor per core."""
+"""Times Flower on the benchmark's work: its simulation engine with Ray, one actor per core."""
 
 import logging
 import os

@@ -1,4 +1,4 @@
-"""What one writes by hand in torch: a plain loop with one thread, and the same in processes with one thread each."""
+"""Times what one writes by hand in torch: a loop with one thread, or processes with one thread each."""
 
 import sys
 import time

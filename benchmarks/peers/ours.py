@@ -1,4 +1,4 @@
-"""Equipoise on the same work, with the runner it chooses by itself."""
+"""Times Equipoise on the benchmark's work, with the runner that it chooses by itself."""
 
 import torch
 from work import Work, draw_data, print_result, read_arguments

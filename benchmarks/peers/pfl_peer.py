@@ -1,4 +1,4 @@
-"""pfl-research: its simulated backend, one process."""
+"""Times pfl-research on the benchmark's work: its simulated backend, one process."""
 
 import time
 

@@ -1,6 +1,6 @@
 """The work that all simulators do in the benchmark: three federations with random data, FedAvg, plain SGD.
 
-Imported by scripts that run in the peers' environment: it needs torch and nothing else.
+Scripts that run in the environment of the other simulators import it, so it needs torch and nothing else.
 """
 
 from __future__ import annotations

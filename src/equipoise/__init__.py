@@ -1,7 +1,7 @@
 """Equipoise: fair federated learning. One shared model across data owners, and no owner left behind.
 
-Everything that a user needs by name is here; what the author of a method needs is in `equipoise.method`. Names are imported
-when they are first used, so that `import equipoise` and `equipoise --help` do not wait for PyTorch.
+The names that a user needs are here; those that the author of a method needs are in `equipoise.method`. A name is
+imported when it is first used, so that `import equipoise` and `equipoise --help` do not wait for PyTorch.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
+_HOMES = {  # module -> the public names that are imported from it
     "data": ("Client", "Federation", "Protocol", "load_federation"),
     "engine": ("Checkpoints", "Checks", "Guard", "Run", "run"),
     "errors": ("EquipoiseError", "EquipoiseWarning"),
@@ -63,11 +63,12 @@ __all__ = [*sorted(_HOME_OF), "methods"]
 
 
 def __getattr__(name: str) -> object:
+    """Import a public name when it is first used."""
     if name == "methods":
         return importlib.import_module("equipoise.methods")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'equipoise' has no attribute {name!r}")
-    importlib.import_module("equipoise.methods")  # so that every method has its name, whatever is used first
+    importlib.import_module("equipoise.methods")  # registers all methods, whatever is used first
     found = getattr(importlib.import_module(f"equipoise.{_HOME_OF[name]}"), name)
     globals()[name] = found
     return found

@@ -1,4 +1,4 @@
-"""`python -m equipoise` is the command `equipoise`."""
+"""Makes `python -m equipoise` the same as the command `equipoise`."""
 
 from equipoise.cli import main
 

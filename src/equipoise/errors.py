@@ -1,8 +1,8 @@
-"""What goes wrong, and what should be known."""
+"""The error and the warning that the library raises."""
 
 
 class EquipoiseError(ValueError):
-    """A mistake that the user can mend. The message names the parameter, the value and the fix."""
+    """A mistake that the user can correct. The message names the parameter, the value found and how to correct it."""
 
 
 class EquipoiseWarning(UserWarning):

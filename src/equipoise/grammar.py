@@ -1,6 +1,8 @@
-"""Named things with parameters, as text: `eagle(lam=0.1) + fedheal(tau=0.3)`, `mlp(hidden=(64,))`.
+"""Names with parameters, written as text: `eagle(lam=0.1) + fedheal(tau=0.3)`, `mlp(hidden=(64,))`.
 
-The same grammar serves methods and models, on the command line and in TOML. Arguments are Python literals by keyword.
+Methods, models and data sets are named in this way, on the command line and in TOML files. Arguments are Python
+literals, given by keyword. This file parses such text, checks it against the signature of the function that is named,
+and words the errors.
 """
 
 from __future__ import annotations
@@ -23,10 +25,10 @@ Value = object  # a Python literal
 
 @dataclass(frozen=True)
 class Call:
-    """A name and the arguments that were given to it."""
+    """A name and the arguments given to it. `str` writes it as it would be parsed."""
 
     name: str
-    arguments: tuple[tuple[str, Value], ...] = ()
+    arguments: tuple[tuple[str, Value], ...] = ()  # (parameter, value), in the order given
 
     def __str__(self) -> str:
         inside = ", ".join(f"{name}={value!r}" for name, value in self.arguments)
@@ -34,7 +36,7 @@ class Call:
 
 
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """A hint to append to an error, or nothing.
+    """A hint to append to an error: the choice nearest to `word`, or an empty text if none is near.
 
     >>> did_you_mean("fedheel", ["fedheal", "fedavg"])
     ' Did you mean `fedheal`?'
@@ -44,7 +46,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
 
 
 def join_words(words: Sequence[str], most: int = 5) -> str:
-    """Some words for a message, and how many more there are.
+    """The first `most` words joined by commas, and how many more there are.
 
     >>> join_words(["a", "b", "c"], 2)
     'a, b and 1 more'
@@ -54,7 +56,7 @@ def join_words(words: Sequence[str], most: int = 5) -> str:
 
 
 def split_list(text: str) -> list[str]:
-    """Split at the commas outside brackets.
+    """Split a list at its commas, except for those inside brackets.
 
     >>> split_list("fedavg, fedheal(tau=0.3, beta=0.4),moon + fedheal")
     ['fedavg', 'fedheal(tau=0.3, beta=0.4)', 'moon + fedheal']
@@ -69,7 +71,7 @@ def split_list(text: str) -> list[str]:
 
 
 def parse_calls(text: str) -> list[Call]:
-    """The calls of a sum.
+    """The calls in a text such as `name(parameter=value) + name`.
 
     >>> [str(call) for call in parse_calls("fedprox(mu=0.01) + fedheal")]
     ['fedprox(mu=0.01)', 'fedheal']
@@ -83,7 +85,7 @@ def parse_calls(text: str) -> list[Call]:
 
 
 def parse_one(text: str, kind: str) -> Call:
-    """A single call.
+    """The one call in a text; an error that speaks of `kind` if there are several.
 
     >>> parse_one("mlp(hidden=(64,))", "model").name
     'mlp'
@@ -103,7 +105,7 @@ def _calls(node: ast.expr, text: str) -> list[Call]:
         case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords):
             names = [keyword.arg for keyword in keywords]
             if len(set(names)) < len(names):
-                raise EquipoiseError(f"A parameter stands twice in `{text}`.")
+                raise EquipoiseError(f"A parameter is given twice in `{text}`.")
             return [Call(name, tuple((_argument_name(k, text), _literal(k.value, name, text)) for k in keywords))]
         case ast.Call(func=ast.Name(id=name)):
             raise EquipoiseError(f"Arguments go by keyword, as in `{name}(parameter=value)`. Found `{text}`.")
@@ -129,20 +131,22 @@ def _literal(node: ast.expr, name: str, text: str) -> Value:
 # --------------------------------------------------------------------------- checking arguments against a signature
 @dataclass(frozen=True)
 class Entry(Generic[Built]):
-    """One named builder: its function, and what the documentation says of it."""
+    """A function that builds something by name, and what the documentation says about it."""
 
     name: str
     function: Callable[..., Built]
-    title: str = ""
-    reference: str = ""
-    per_dataset: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)  # data set -> parameters that suit it
+    title: str = ""  # what it is, in one line
+    reference: str = ""  # the paper
+    per_dataset: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)  # data set -> its own defaults
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:
+        """The parameters of the function, by name."""
         return dict(inspect.signature(self.function).parameters)
 
     def check(self, arguments: Mapping[str, Value]) -> dict[str, Value]:
-        """The arguments with numbers brought to their declared type; an error names the first that does not fit."""
+        """The arguments, with numbers converted to their declared type. An error names the first one that does not
+        fit."""
         hints = typing.get_type_hints(self.function)
         for name in arguments:
             if name not in self.parameters:
@@ -154,7 +158,10 @@ class Entry(Generic[Built]):
 
 
 def fit_to_type(value: Value, kind: object, where: str) -> Value:
-    """`value` as the annotation `kind` wants it (an int may stand for a float), or an error that says what is wanted."""
+    """`value` converted to the annotated type `kind` (an int may stand for a float).
+
+    If it does not fit, an error says what the parameter `where` must be.
+    """
     origin, options = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         for option in sorted(options, key=lambda o: o is not type(None)):  # None first: the error is the other's
@@ -191,7 +198,7 @@ def _unfit(value: Value, kind: object, where: str) -> EquipoiseError:
 
 
 def require(condition: bool, parameter: str, rule: str, value: Value) -> None:
-    """Refuse a parameter out of its range.
+    """Raise an error if a parameter is out of its range: if `condition` is False.
 
     >>> require(False, "tau", "between 0 and 1", 1.5)
     Traceback (most recent call last):
@@ -202,7 +209,7 @@ def require(condition: bool, parameter: str, rule: str, value: Value) -> None:
 
 
 class Mistakes:
-    """Collects what is wrong, so that a user hears of everything at once.
+    """Collects errors, so that a user is told about all of them at once.
 
     >>> mistakes = Mistakes()
     >>> with mistakes.noted("plan.toml:3"):
@@ -215,32 +222,35 @@ class Mistakes:
     """
 
     def __init__(self) -> None:
-        self.found: list[str] = []
+        self.found: list[str] = []  # the messages so far
 
     @contextmanager
     def noted(self, where: str = "") -> Iterator[None]:
-        """What is done inside may be wrong: then it is noted, and the next thing is looked at."""
+        """A context that notes an `EquipoiseError` raised inside it, with the place `where`, instead of passing it
+        on."""
         try:
             yield
         except EquipoiseError as error:
             self.found.append(f"{where}: {error}" if where else str(error))
 
     def refuse(self) -> None:
-        """Raise all mistakes together, if there are any."""
+        """Raise one error with all messages, if there are any."""
         if self.found:
             several = f"{len(self.found)} mistakes:\n" if len(self.found) > 1 else ""
             raise EquipoiseError(several + "\n".join(dict.fromkeys(self.found)))
 
 
 class Registry(dict[str, Entry[Built]]):
-    """Builders by name. `listed` by a command of the same name, unless there is none."""
+    """Builders by name. `kind` says in messages what they build, such as "method"."""
 
     def __init__(self, kind: str, listed: bool = True) -> None:
+        """`listed`: whether there is a command `equipoise KINDs` that lists them, which an error can point to."""
         super().__init__()
         self.kind = kind
         self.listed = listed
 
     def find(self, name: str) -> Entry[Built]:
+        """The entry of this name; an error with the nearest known name if there is none."""
         if name not in self:
             all_of_them = (
                 f"`equipoise {self.kind}s` lists them all." if self.listed else f"There are {', '.join(self)}."

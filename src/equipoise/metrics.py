@@ -1,4 +1,4 @@
-"""Per-client values -> fairness figures. One formula each."""
+"""Fairness figures from one value per client, and intervals over seeds and test samples. One function per formula."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtr, stdtrit
 
-Values = Sequence[float] | NDArray[np.float64]  # one a client
+Values = Sequence[float] | NDArray[np.float64]  # one value per client; NaN: the client has none
 
 
 @dataclass(frozen=True)
 class Figures:
-    """Figures of one value per client (or per domain)."""
+    """Summary of a quantity that has one value per client (or per domain)."""
 
     avg: float  # unweighted mean
-    std: float  # population standard deviation, ddof 0
-    std1: float  # sample standard deviation, ddof 1 (nan for one value)
-    min: float
-    max: float
+    std: float  # population standard deviation (ddof 0)
+    std1: float  # sample standard deviation (ddof 1), NaN for a single value
+    min: float  # the smallest value
+    max: float  # the largest value
 
 
 def std(values: Sequence[float], ddof: int = 0) -> float:
-    """Standard deviation, ddof 0 (FedEquilibria, FedFV, FedFE) or 1 (FedHEAL, F2DC).
+    """Standard deviation with divisor `len(values) - ddof`. NaN for too few values.
+
+    FedEquilibria, FedFV and FedFE report ddof 0, FedHEAL and F2DC ddof 1.
 
     >>> round(std([89.84, 93.25, 79.54, 41.35], ddof=1), 2), round(std([94.44, 93.17, 79.07, 39.60], ddof=0), 2)
     (23.82, 22.18)
@@ -38,7 +40,7 @@ def std(values: Sequence[float], ddof: int = 0) -> float:
 
 
 def figures(values: Sequence[float]) -> Figures:
-    """AVG, both STDs, MIN and MAX.
+    """Mean, both standard deviations, minimum and maximum of the values.
 
     >>> figures([0.5, 0.7]).min
     0.5
@@ -51,7 +53,10 @@ def figures(values: Sequence[float]) -> Figures:
 
 
 def auc(margins: Values, y: NDArray[np.int64] | Sequence[int]) -> float:
-    """The area under the ROC curve: how often a sample of class 1 has a larger margin than one of class 0 (ties count half).
+    """The area under the ROC curve, for two classes.
+
+    It is the share of pairs, one sample of class 1 and one of class 0, in which the former has the larger margin; ties
+    count half.
 
     >>> auc([0.1, 0.4, 0.4, 0.8], [0, 0, 1, 1])
     0.875
@@ -65,13 +70,13 @@ def auc(margins: Values, y: NDArray[np.int64] | Sequence[int]) -> float:
 
 # --------------------------------------------------------------------------- one formula each, with its definition
 def of_clients(values: Values) -> NDArray[np.float64]:
-    """The clients that have a value."""
+    """The values that are not NaN: those of the clients that have one."""
     array = np.asarray(values, dtype=np.float64)
     return array[~np.isnan(array)]
 
 
 def share_of(values: Values, percent: float, best: bool = False) -> float:
-    """Mean of the worst (or best) `percent` of the clients, at least one of them.
+    """Mean over the worst (or best) `percent` of the clients; their number is rounded up, and at least one.
 
     >>> share_of([0.9, 0.5, 0.7], 10), share_of([0.9, 0.5, 0.7], 34, best=True)
     (0.5, 0.8)
@@ -82,7 +87,7 @@ def share_of(values: Values, percent: float, best: bool = False) -> float:
 
 
 def jain(values: Values) -> float:
-    """(sum x)^2 / (K sum x^2): 1 where all are equal, 1/K where one has everything.
+    """Jain's index `(sum x)^2 / (K sum x^2)` of K clients: 1 if all are equal, 1/K if one client has everything.
 
     >>> round(jain([98, 93, 80, 61]), 3)
     0.971
@@ -92,7 +97,8 @@ def jain(values: Values) -> float:
 
 
 def gini(values: Values) -> float:
-    """Mean absolute difference between two clients, divided by twice the mean.
+    """The Gini coefficient: the mean absolute difference between two clients, divided by twice the mean; 0 if all are
+    equal.
 
     >>> round(gini([98, 93, 80, 61]), 3)
     0.093
@@ -103,7 +109,7 @@ def gini(values: Values) -> float:
 
 
 def entropy(values: Values) -> float:
-    """Entropy of x / sum(x), divided by ln K: 1 where all are equal.
+    """The entropy of `x / sum(x)`, divided by `ln K` for K clients: 1 if all are equal.
 
     >>> round(entropy([98, 93, 80, 61]), 3)
     0.989
@@ -116,7 +122,7 @@ def entropy(values: Values) -> float:
 
 
 def cosine(values: Values) -> float:
-    """Cosine between the clients' values and a vector of ones; its square is Jain's index.
+    """The cosine between the clients' values and a vector of ones. Its square is Jain's index.
 
     >>> round(cosine([98, 93, 80, 61]) ** 2, 3)
     0.971
@@ -127,9 +133,10 @@ def cosine(values: Values) -> float:
 
 
 def corrected_variance(accuracy: Values, samples: Values) -> float:
-    """Variance between clients (ddof 1) without what the finite test sets add: the mean of p(1-p)/(n-1) is subtracted.
+    """The variance of accuracy between clients (ddof 1), without the part that is due to finite test sets.
 
-    It may come out below 0: then the differences between clients are no larger than chance makes them.
+    With accuracy p on n samples, a client's test set adds about `p(1-p)/(n-1)`; the mean of that is subtracted. A
+    result below 0 means that the clients differ no more than by chance.
 
     >>> round(corrected_variance([0.5, 0.7], [101, 101]), 5)
     0.0177
@@ -143,11 +150,11 @@ def corrected_variance(accuracy: Values, samples: Values) -> float:
 
 
 class Formula(NamedTuple):
-    """A figure over clients: how it is computed and what is printed with it."""
+    """How a figure is computed from one value per client, and how it is shown."""
 
-    function: Callable[[NDArray[np.float64]], float]
-    definition: str
-    percent: bool = True  # shown times 100
+    function: Callable[[NDArray[np.float64]], float]  # values of the clients -> figure
+    definition: str  # in words, printed with the figure
+    percent: bool = True  # whether it is shown in percent, times 100
 
 
 def _or_nan(function: Callable[[NDArray[np.float64]], float]) -> Callable[[NDArray[np.float64]], float]:
@@ -161,6 +168,7 @@ def _tail(percent: int, which: str) -> Formula:
     )
 
 
+# The figures of reports and comparisons, by the name that is printed.
 FORMULAS: dict[str, Formula] = {
     "AVG": Formula(_or_nan(np.mean), "unweighted mean over clients"),
     "STD": Formula(_or_nan(np.std), "standard deviation over clients, ddof 0"),
@@ -179,15 +187,15 @@ FORMULAS: dict[str, Formula] = {
 
 # --------------------------------------------------------------------------- over seeds, over samples
 class Interval(NamedTuple):
-    """A mean and its 95 % interval; `low` and `high` are nan where one value says nothing of the spread."""
+    """A mean and its 95 % confidence interval."""
 
     mean: float
-    low: float
-    high: float
+    low: float  # NaN where the spread is unknown, as for a single value
+    high: float  # NaN where the spread is unknown, as for a single value
 
 
 def over_seeds(values: Values) -> Interval:
-    """Mean and 95 % interval of Student's t over seeds.
+    """The mean over seeds and its 95 % interval by Student's t distribution.
 
     >>> [round(x, 3) for x in over_seeds([1.0, 2.0, 3.0])]
     [2.0, -0.484, 4.484]
@@ -203,7 +211,7 @@ def over_seeds(values: Values) -> Interval:
 
 
 def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Interval:
-    """Difference `second - first` on the seeds that both have: mean and 95 % interval of Student's t.
+    """The mean of `second - first` over the seeds that both have, and its 95 % interval by Student's t distribution.
 
     >>> paired({0: 1.0, 1: 2.0, 2: 9.0}, {0: 1.5, 1: 2.5}).mean
     0.5
@@ -211,11 +219,12 @@ def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Interval:
     return over_seeds([second[seed] - first[seed] for seed in sorted(first.keys() & second.keys())])
 
 
-@lru_cache(maxsize=4096)  # clients with as many samples often have the same number of hits
+@lru_cache(maxsize=4096)  # clients with the same number of samples often have the same accuracy
 def bootstrap(accuracy: float, samples: int) -> Interval:
-    """95 % interval of an accuracy when its test samples are drawn again, with replacement and without end.
+    """The 95 % bootstrap interval of an accuracy: as if its test samples were drawn again, with replacement, infinitely
+    often.
 
-    The number of hits in such a draw is binomial, so that neither the single samples nor any draws are needed.
+    The number of correct answers in such a draw has a binomial distribution, so that no draw has to be made.
 
     >>> [round(x, 3) for x in bootstrap(0.8, 400)]
     [0.8, 0.76, 0.838]
@@ -223,7 +232,7 @@ def bootstrap(accuracy: float, samples: int) -> Interval:
     if samples < 1 or math.isnan(accuracy):
         return Interval(accuracy, math.nan, math.nan)
     p = min(1.0, max(0.0, accuracy))
-    middle, reach = samples * p, 6 * math.sqrt(samples * p * (1 - p)) + 1  # beyond it there is next to nothing
+    middle, reach = samples * p, 6 * math.sqrt(samples * p * (1 - p)) + 1  # the probability beyond it is negligible
     hits = np.arange(max(0, math.floor(middle - reach)), min(samples, math.ceil(middle + reach)) + 1)
     low, high = hits[np.searchsorted(bdtr(hits, samples, p), (0.025, 0.975))] / samples
     return Interval(accuracy, float(low), float(high))

@@ -1,7 +1,8 @@
-"""The eight roles. A part is a frozen dataclass that plays one of them: parameters as fields, state in, state out.
+"""The eight roles that parts of a method play, as base classes.
 
-What a part may say about itself, beyond what it computes, are its *capabilities*: properties and hooks with a safe default,
-which any method of a user's own can use as well. `docs/new_method.md` shows each of them.
+A part is a frozen dataclass that derives from one of them. Its parameters are its fields; it keeps nothing on itself,
+but is given its state and returns the next one. Besides what it computes, a part can declare things about itself by
+properties and hooks, which all have a safe default. `docs/new_method.md` shows each of them.
 """
 
 from __future__ import annotations
@@ -31,23 +32,25 @@ from equipoise.types import (
     Weighed,
 )
 
-# `private`: never leaves the client. `personal`: uploaded as the report `types.PERSONAL`, mixed by a `share` part, and sent
-# back to each client as its own row.
+# What happens to a tensor that is not shared. A private one never leaves the client. A personal one is uploaded in the
+# report `types.PERSONAL`, mixed by a `share` part, and sent back to each client as a row of its own.
 Mark = Literal["private", "personal"]
+# The phases of a client's work: once before its first round; before the training of a round; and that training itself.
 Phase = Literal["start", "probe", "train"]
-# Which model is scored: with the client's own tensors; with their mean over all clients, or over those of its domain; the
-# shared tensors alone, where they make a model.
+# Which model is scored: the shared tensors with the client's own ones ("own"), with the mean of all clients' own ones
+# ("mean") or of those of its domain ("domain"), or the shared tensors alone, where they make a model ("global").
 Scored = Literal["own", "mean", "domain", "global"]
 
 
 class Part:
-    """A piece of a method.
+    """A piece of a method, which plays one role.
 
-    What it `needs`, `gives` and `remembers` stands in the line of the class, `class Tilted(Weigh, needs=("samples", "loss"))`;
-    a part in which it depends on a parameter overrides the property instead.
+    A part declares what it `needs`, `gives` and `remembers` in its class statement, as in
+    `class Tilted(Weigh, needs=("samples", "loss"))`. Where that depends on a parameter, it overrides the property
+    instead.
     """
 
-    role: ClassVar[str]
+    role: ClassVar[str]  # the name of the role, which is also the field of `Method`
     _needs: ClassVar[tuple[str, ...]] = ()
     _gives: ClassVar[tuple[str, ...]] = ()
     _remembers: ClassVar[str] = ""
@@ -59,200 +62,248 @@ class Part:
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """What must be there: a report (`"loss"`), something a shape part makes (`"mask"`), something shared (`"shared
-        weight"`), something of the model (`"feature map"`)."""
+        """The names of what this part cannot do without. A method in which nobody gives one of them cannot be built.
+
+        A need is a report (`"loss"`), something a shape part makes (`"mask"`), something that the server sends to
+        clients (`"shared weight"`), or something that the model or the data must have (`"feature map"`,
+        `"validation"`).
+        """
         return self._needs
 
     @property
     def gives(self) -> tuple[str, ...]:
-        """What the part brings, by the same names."""
+        """The names of what this part provides for the `needs` of others."""
         return self._gives
 
     @property
     def remembers(self) -> str:
-        """What the server keeps of each single client between rounds for this part, in words.
+        """What the server keeps about each single client between rounds for this part, in words.
 
-        It is what a data owner is told: see `docs/privacy.md`.
+        Data owners are told so: the text appears in the table of `docs/privacy.md`. Empty: nothing is kept.
         """
         return self._remembers
 
     @property
     def name(self) -> str:
-        """How the part is spoken of: its class in small letters, `distance_weigh`."""
+        """The part's name in messages: that of its class in small letters, such as `distance_weigh`."""
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__).lower()
 
     @property
     def key(self) -> str:
-        """Under which its state is kept, `weigh.distance_weigh`: parts of two roles never share a state."""
+        """The key under which its state is kept: role and name, such as `weigh.distance_weigh`."""
         return f"{self.role}.{self.name}"
 
 
 class Beginning(NamedTuple):
-    """What a client part may use before a client's first round, for several clients at once."""
+    """What `ClientPart.start` is given: it prepares the state of several clients before their first round."""
 
-    clients: Sequence[int]
-    received: Received  # the model as first received (its private tensors too), the same for all
+    clients: Sequence[int]  # ids of the m clients
+    received: Received  # the model that they receive first, with the initial private tensors: the same for all of them
     train_alone: Callable[[int, Sequence[str], Callable[[Tensor], bool]], dict[str, Tensor]]
-    """(epochs, splits, stop) -> each client's loss on each split after every epoch of training alone, `[m, epochs]`.
+    """`train_alone(epochs, splits, stop)` trains each client alone, from the run's first model and with one optimizer.
 
-    Every client trains the run's first model with one optimizer; a loss is NaN once `stop`, which sees the curve of the
-    client's training loss up to then, has said so.
+    It returns, for each split, the losses of every client after each epoch, `[m, epochs]`. `stop` is given the curve of
+    a client's training loss so far, `[epochs so far]`; when it returns True, the later losses of that client are NaN.
     """
 
 
 class ClientPart(Part):
-    """A part that a client plays, and that may keep tensors at the client from round to round."""
+    """A part that runs at a client, and that can keep tensors there between rounds."""
 
     def start(self, beginning: Beginning) -> list[Tensors]:
-        """The state of each client before its first round."""
+        """The state that this part keeps at each client before its first round: one dict of tensors per client."""
         return [{} for _ in beginning.clients]
 
 
 class Wrap(Part):
-    """Adds modules to the model, and says which tensors stay with the client or are mixed for it."""
+    """Changes the model before training, and says which of its tensors are not shared."""
 
     role = "wrap"
     order: ClassVar[int] = 1
-    """Wraps go on in this order: 0 changes layers, 1 adds modules, 2 and 3 go round the whole model."""
+    """The place of this wrap among several, lowest first: 0 changes layers, 1 adds modules, 2 and 3 enclose the
+    model."""
     leaves_global: ClassVar[bool] = False
-    """Whether clients have models of their own while the shared tensors alone make a model, too."""
+    """Whether the shared tensors alone make a model, although clients also have models of their own."""
 
     @property
     def scores(self) -> Scored:
-        """Which model this wrap wants scored. The others that exist are recorded beside it."""
+        """Which model `accuracy` belongs to. The other models that exist are recorded beside it."""
         return "global"
 
     def note(self, model: nn.Module) -> str | None:
-        """What a reader of the results should know of this wrap on this model."""
+        """What a reader of the results should know about this wrap on this model; None: nothing."""
         return None
 
     def __call__(self, model: nn.Module, classes: int, example: Tensor) -> nn.Module:
+        """The wrapped model: `model` itself, which may be changed in place, or a new module around it.
+
+        `example [batch, ...]` is a small batch of samples, with which shapes can be found out. The result must return
+        `Outputs` with logits `[batch, classes]`. What it draws at random comes from the run's seed.
+        """
         return model
 
     def marks(self, model: nn.Module) -> dict[str, Mark]:
-        """Names of parameters and buffers that are not shared. Buffers stay with the client under either mark."""
+        """The parameters and buffers of the wrapped model that are not shared: name -> mark.
+
+        Buffers are never mixed: with either mark they stay at the client.
+        """
         return {}
 
 
 class Term(ClientPart):
-    """A piece of the local objective, written for one client and one batch. Override what the method changes."""
+    """A piece of the local objective. Override the hooks that the method changes.
+
+    Hooks are written for one client and one batch, without a client axis. They are vectorised over clients: use tensor
+    operations, and do not branch on the values of tensors.
+    """
 
     role = "terms"
 
     def base(self, losses: Tensor, local: Local) -> Tensor:
-        """Map the base losses `[batch]`."""
+        """Replace the base losses `[batch]` (cross-entropy) by others of the same shape."""
         return losses
 
     def loss(self, local: Local) -> Tensor | None:
-        """A loss to add: `[batch]` (its mean is taken) or a scalar."""
+        """A loss to add: `[batch]`, whose mean over the batch is taken, or a scalar. None: nothing is added."""
         return None
 
     def scale(self, loss: Tensor, received: Received) -> Tensor:
-        """A factor on the whole local loss, constant for its gradient; `loss` is the batch's mean base loss."""
+        """A factor on the whole local loss, through which no gradient passes; `loss` is the batch's mean base loss, a
+        scalar."""
         return torch.ones_like(loss)
 
     def frozen(self, received: Received, states: ClientState) -> dict[str, Model]:
-        """Models that do not change during a round, and whose features of the batch (in eval mode, without gradient) the term
-        finds in `local.frozen` under the same names."""
+        """Models that stay fixed during the round, by name.
+
+        The term finds their features of the current batch, computed in eval mode and without gradient, in
+        `local.frozen` under the same names.
+        """
         return {}
 
     @property
     def pull(self) -> float:
-        """See `force`."""
+        """The factor `pull` in what this term adds to a gradient: `pull * x + force`, for each tensor `x` named by
+        `force`."""
         return 0.0
 
     def force(self, received: Received, states: ClientState) -> Tensors:
-        """What is added to the gradient of the tensors it names, together with `pull` times the tensor itself, after `scale`.
+        """Constants to add to the gradient, by the name of the parameter.
 
-        It is asked for once per round. A penalty whose gradient is `pull * x + force` is much quicker here than as a loss.
+        For each parameter `x` named here, `pull * x + force` is added to its gradient. `scale` does not apply to it.
+        The hook is called once per round. A penalty with such a gradient is much faster here than as a `loss`.
         """
         return {}
 
     def correct(self, gradients: Tensors, params: Tensors, received: Received, states: ClientState) -> Tensors:
-        """Correct the gradient in a way that is no force, after all forces."""
+        """The gradient to use instead of `gradients`, for changes that `force` cannot express. Runs after all
+        forces."""
         return gradients
 
     def finish(self, trained: Trained) -> Tensors:
-        """This part's state after the round: tensors of the same names and shapes every time."""
+        """This part's state after the round. The tensors must have the same names and shapes in every round."""
         return trained.states.get(self.key, {})
 
 
 class Report(ClientPart):
-    """What a client sends besides its update. `gives` names the reports."""
+    """What a client sends besides its update. `gives` names the reports, which must be defined in `types.REPORTS`."""
 
     role = "reports"
     stacks: ClassVar[bool] = True
-    """False: it cannot be vectorised over clients, and is called for one at a time."""
+    """Whether it can be vectorised over clients. If False, it is called for one client at a time."""
     runs_model: ClassVar[bool] = True
-    """Whether it passes samples through a model; where it does not, padding costs nothing."""
+    """Whether it runs a model on samples. If so, it is called for one client at a time where evaluation depends on the
+    whole batch, because there the padding of vectorised clients would change the result."""
 
     @property
     def phases(self) -> tuple[Phase, ...]:
+        """When the report is made: after training (`"train"`), or on the received model before training (`"probe"`)."""
         return ("train",)
 
     def __call__(self, trained: Trained) -> Tensors:
+        """The reports of one client, by the names in `gives`, each without a client axis."""
         raise NotImplementedError
 
 
 class Shape(Part):
-    """Edits the stack of updates before it is weighed."""
+    """Edits the round's updates before they are weighed."""
 
     role = "shape"
 
     @property
     def includes_buffers(self) -> bool:
-        """Whether averaged buffers (running statistics) go through the whole rule as further columns of the updates."""
+        """Whether averaged buffers (running statistics) become further columns of the updates.
+
+        Everything the method does to an update then happens to them, too.
+        """
         return False
 
     def measure_consistency(self, state: State) -> Tensor | None:
-        """From what this part remembers: of every parameter of every client the share of rounds in which its update had its
-        more frequent sign, from 0.5 to 1. `--keep consistency` keeps it for a plot."""
+        """For each parameter of each client, the share of rounds in which its update had its more frequent sign, 0.5 to
+        1.
+
+        It is computed from this part's state, as one flat tensor over all clients. The option `--keep consistency`
+        keeps it for a plot. None: the part does not remember signs.
+        """
         return None
 
     def __call__(self, round: Round, state: State) -> Shaped:
+        """The edited updates, from `round.updates`, and the part's next state."""
         raise NotImplementedError
 
 
 class Weigh(Part):
-    """One weight per client."""
+    """Finds one weight per client of the round."""
 
     role = "weigh"
     rank: ClassVar[int] = 2
-    """0: the default, 1: a host's plain choice, 2: explicit. In a sum the higher rank wins."""
+    """Which part is used when two methods are added: the one of higher rank. Two different parts of the same rank are
+    an error. 0 is the default weighting (by samples), 1 a plain choice (equal weights), 2 a rule that must not be
+    replaced."""
 
     @property
     def is_convex(self) -> bool:
-        """Whether the weights are non-negative and sum to one: buffers are then averaged with them, too."""
+        """Whether the weights are non-negative and sum to one. Buffers are then averaged with them, otherwise by
+        samples."""
         return True
 
     @property
     def is_non_negative(self) -> bool:
+        """Whether no weight is ever negative."""
         return True
 
     @property
     def gives(self) -> tuple[str, ...]:
+        """What the class statement says, and `"non-negative weights"` where that is so."""
         return (*self._gives, "non-negative weights") if self.is_non_negative else self._gives
 
     def raw(self, reports: Reports) -> Tensor | None:
-        """Weights before they are divided by their sum, when each follows from its client's reports alone; else None.
+        """The weights `[m]` before division by their sum, if each depends on its own client's reports only; otherwise
+        None.
 
-        Updates can then be summed up as they come, and need not be kept.
+        With such weights the server can add up the updates as they arrive, and need not keep them.
         """
         return None
 
     def __call__(self, round: Round, state: State) -> Weighed:
+        """The weights `[m]`, one per client in the order of `round.clients`, and the part's next state."""
         raise NotImplementedError
 
 
 class Merge(Part):
-    """Shaped updates and weights -> one direction, in memory of its own: it may become the next model."""
+    """Makes one direction from the shaped updates and the weights."""
 
     role = "merge"
     rank: ClassVar[int] = 2
+    """Which part is used when two methods are added: the one of higher rank. Two different parts of the same rank are
+    an error. 0 is the default merge (the weighted sum), 2 a rule that must not be replaced."""
     uses_weights: ClassVar[bool] = True
-    """False: it finds weights of its own, and those of `weigh` serve buffers alone."""
+    """False: it finds its own weights, and those of the `weigh` part are used only to average buffers."""
 
     def __call__(self, round: Round, weights: Tensor) -> Merged:
+        """The direction `[G]`, from `round.updates` and `weights [m]`.
+
+        It must be a new tensor and no view of an argument, because the next model may be computed in its memory.
+        """
         raise NotImplementedError
 
 
@@ -261,47 +312,56 @@ class Step(Part):
 
     role = "step"
     comes_last: ClassVar[bool] = False
-    """It looks at the direction as it is in the end, whatever the order of a sum."""
+    """Whether it goes after all other steps in a sum of methods, because it needs the final direction."""
     reads_updates: ClassVar[bool] = True
-    """Whether it looks at `round.updates` or `round.reported`. False lets the server keep a sum instead of single updates."""
+    """Whether it uses `round.updates` or `round.reported`. If no part does, the server keeps only a sum of the
+    updates."""
 
     @property
     def scored_iterate(self) -> str | None:
-        """In words, the other iterate that this part gives to be scored (`Stepped.evaluated`)."""
+        """The model that this part gives in `Stepped.evaluated` to be scored, in words; None: it gives none."""
         return None
 
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
+        """The direction `[G]` to use instead of `direction [G]`, and the part's next state."""
         raise NotImplementedError
 
 
 class Share(Part):
-    """What goes down beside the model next round, from the reports and the next model."""
+    """Computes what clients receive beside the next model, from the reports and that model."""
 
     role = "share"
     reads_updates: ClassVar[bool] = True
-    """As for a step."""
+    """Whether it uses `round.updates` or `round.reported`. If no part does, the server keeps only a sum of the
+    updates."""
 
     @property
     def phases(self) -> tuple[Phase, ...]:
+        """When it is called: after the clients' training (`"train"`), or after a probe before training (`"probe"`)."""
         return ("train",)
 
     def begin(self, cohort: int) -> Shared:
-        """What goes down in the first round, to this many clients."""
+        """What clients receive in the first round, in which `cohort` clients take part."""
         return {}
 
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
+        """What to send, for all clients or one row per client, and the part's next state.
+
+        `theta [G]` is the next model; after a probe it is the current one.
+        """
         raise NotImplementedError
 
 
+# Role -> its base class, in the order in which a round meets the roles.
 SLOTS: dict[str, type[Part]] = {kind.role: kind for kind in (Wrap, Term, Report, Shape, Weigh, Merge, Step, Share)}
-SINGLE = ("weigh", "merge")  # roles with one part; the others are chains of any number
+SINGLE = ("weigh", "merge")  # roles with exactly one part; the others take any number, in a tuple
 
 
 def is_at_least_as_specific(part: Part, hook: str, other: str) -> bool:
-    """Whether a part's class defines `hook` where it defines `other`, or in a class derived from there.
+    """Whether a part's class defines `hook` in the same class as `other`, or in one derived from it.
 
-    A shortcut (`Weigh.raw`) speaks for the rule (`__call__`) only then: who derives from a part and overrides the rule alone
-    must not be bypassed by the shortcut of the class above.
+    Only then can a shortcut (`Weigh.raw`) stand for the rule (`__call__`): a subclass that overrides only the rule must
+    not be bypassed by the shortcut that it inherits.
     """
 
     def depth(name: str) -> int:

@@ -1,7 +1,8 @@
-"""The only source of randomness.
+"""The library's only source of randomness.
 
-Every draw comes from a path such as ``(seed, "batches", round, client)``. Nothing depends on what was drawn before,
-so a client's numbers do not depend on its cohort, on the runner, or on the order in which clients answer.
+Every draw belongs to a path such as ``(seed, "batches", round, client)`` and depends on nothing else, in particular not
+on earlier draws. So a client's random numbers do not depend on which other clients take part, on the runner, or on the
+order in which clients answer.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def key(*path: int | str) -> int:
 
 
 def generator(*path: int | str) -> torch.Generator:
-    """A generator on the CPU (so that every device sees the same numbers) that belongs to this path alone."""
+    """A random generator for this path. It is on the CPU, so that all devices get the same numbers."""
     return torch.Generator().manual_seed(key(*path))
 
 
@@ -40,10 +41,10 @@ def permutation(size: int, *path: int | str) -> Tensor:
 
 
 def permutations(sizes: Integers, count: int, keys: Sequence[int]) -> Integers:
-    """For each key `count` random orders of ``0 .. size-1``, `[keys, count, largest size]`, all at once.
+    """For each key, `count` random orders of ``0 .. size-1``, as an array `[keys, count, largest size]`.
 
-    The order of a key does not depend on the other keys: an entry's place is its rank among hashes of (key, count, entry)
-    (SplitMix64). Entries beyond a key's own size come last.
+    The orders of a key do not depend on the other keys: entries are sorted by a hash (SplitMix64) of the key, the
+    number of the order and the entry. Entries at or beyond a key's own size come last.
 
     >>> permutations(np.array([3, 2]), 1, [key("a"), key("b")]).shape
     (2, 1, 3)
@@ -66,12 +67,12 @@ def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def uniform(shape: Sequence[int], *path: int | str) -> Tensor:
-    """Uniform draws from [0, 1)."""
+    """A tensor of this shape with uniform draws from [0, 1), on the CPU."""
     return torch.rand(tuple(shape), generator=generator(*path))
 
 
 def draw_participants(available: Sequence[int], count: int, seed: int, round: int) -> list[int]:
-    """The clients of one round, in ascending order: the same for every method of a comparison.
+    """The ids of `count` clients drawn for one round, in ascending order. They do not depend on the method.
 
     >>> draw_participants([0, 1, 2], 3, seed=0, round=7)
     [0, 1, 2]
@@ -83,7 +84,7 @@ def draw_participants(available: Sequence[int], count: int, seed: int, round: in
 
 
 def build_from_seed(build: Callable[[], Built], *path: int | str) -> Built:
-    """Call a builder that draws from torch's global generator, and leave that generator as it was."""
+    """Call `build` with torch's global generator seeded by this path, and restore the generator afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(*path))
         return build()

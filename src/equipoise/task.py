@@ -1,4 +1,8 @@
-"""A model and a federation, brought together for one method: what the two halves of a round compute with."""
+"""A model and a federation brought together for one method.
+
+A `Task` holds everything that clients and server compute with and that does not change from round to round: the wrapped
+model as a function, which of its tensors are shared, and the data.
+"""
 
 from __future__ import annotations
 
@@ -38,31 +42,34 @@ from equipoise.types import (
     Tensors,
 )
 
+# How a model is called: in training or evaluation; "single" is for batches of one sample, which have no statistics.
 Mode = Literal["train", "single", "eval", "eval single"]
+# What happens to a buffer: the server averages it ("average"), it stays with the client ("local"), or evaluation uses
+# statistics of the batch in its place ("drop").
 BufferPolicy = Literal["average", "local", "drop"]
-ModelSource = str | nn.Module | Callable[[], nn.Module]
-EVALUATION_BATCH = 1024
+ModelSource = str | nn.Module | Callable[[], nn.Module]  # text such as `mlp(hidden=(64,))`, a module, or its builder
+EVALUATION_BATCH = 1024  # samples that are evaluated at a time
 
 
 @dataclass(frozen=True, eq=False)
 class Task:
-    """Everything about a run that does not change from round to round. Build it with `Task.build`."""
+    """What a run computes with and what does not change from round to round. Build it with `Task.build`."""
 
-    federation: Federation
-    training: Training
-    modules: Mapping[Mode, nn.Module]  # one structure per mode, all with the same tensors
+    federation: Federation  # the data of all clients
+    training: Training  # settings of local training, as the method demands them
+    modules: Mapping[Mode, nn.Module]  # the model in each mode; all of them share the same tensors
     layout: Layout  # of the shared parameters
-    personal: Layout  # parameters that the server mixes for each client
-    private: frozenset[str]  # parameters that stay with the client
-    private_buffers: frozenset[str]
-    policies: Mapping[str, BufferPolicy]  # of every buffer
-    noise: Mapping[str, tuple[int, ...]]  # where the model takes noise, and its shape for one sample
-    noise_in_evaluation: frozenset[str]
-    initial_params: Tensors
-    initial_buffers: Tensors
-    batch_statistics: bool  # training mixes the samples of a batch: no padding
-    device: torch.device
-    notes: tuple[str, ...] = ()  # what a reader of the results should know
+    personal: Layout  # of the personal parameters, which the server mixes for each client
+    private: frozenset[str]  # names of the private parameters, which stay with the client
+    private_buffers: frozenset[str]  # names of the buffers that the method's wraps keep with the client
+    policies: Mapping[str, BufferPolicy]  # buffer -> what happens to it
+    noise: Mapping[str, tuple[int, ...]]  # place where the model takes noise -> shape of the noise for one sample
+    noise_in_evaluation: frozenset[str]  # those of these places that take noise in evaluation, too
+    initial_params: Tensors  # all parameters before the first round
+    initial_buffers: Tensors  # all buffers before the first round
+    batch_statistics: bool  # training uses statistics of the batch, so that batches must not be padded
+    device: torch.device  # where clients train
+    notes: tuple[str, ...] = ()  # what a reader of the results should know about the wraps
 
     @classmethod
     def build(
@@ -76,7 +83,18 @@ class Task:
         seed: int = 0,
         device: str | torch.device = "cpu",
     ) -> Task:
-        """Wrap the model as the method asks, and sort its tensors into shared, personal and private ones."""
+        """Wrap the model as the method demands, and sort its tensors into shared, personal and private ones.
+
+        Args:
+            method: its wraps change the model, and its demands change the settings of training.
+            federation: the data. For a pooled method they are joined into one client.
+            model: text such as `mlp(hidden=(64,))`, a module, or a function that builds one. Default: the data set's.
+            training: settings of local training. Default: the data set's.
+            buffers: what happens to buffers: one policy for all, or patterns of names such as `"*.running_mean"`, each
+                with a policy. A buffer that no pattern matches is averaged.
+            seed: the seed of the initial parameters.
+            device: where clients train.
+        """
         if method.is_pooled:
             federation = federation.pooled()
         network = _built(model or federation.protocol.model, federation, seed)
@@ -90,7 +108,7 @@ class Task:
             network = _wrapped(network, wrap, classes, example, seed)
         _check_outputs(network, example, classes, spare)
         marks: dict[str, Mark] = {}
-        for wrap in wraps:  # what one wrap keeps private, another does not make personal
+        for wrap in wraps:  # a tensor that one wrap marks private stays so, whatever the others say
             marks |= {n: mark for n, mark in wrap.marks(network).items() if marks.get(n) != "private"}
         noise = _noise_shapes(network, example)
         # A frozen parameter is a constant of the model: neither trained nor sent.
@@ -125,17 +143,23 @@ class Task:
     # ------------------------------------------------------------------ facts
     @property
     def classes(self) -> int:
+        """The number of classes."""
         return len(self.federation.classes)
 
     @cached_property
     def stacked(self) -> Callable[[Tensors, Tensor], Outputs] | None:
-        """The model's own forward pass with stacked weights, `(params [m, ...], x [m, batch, ...])`, where it has one."""
+        """The model's own forward pass of many clients at once, `(params [m, ...], x [m, batch, ...])`; None if it has
+        none."""
         return self._of_the_model("stacked")
 
     @cached_property
     def factored(self) -> Callable[[Tensors], Callable[[Tensor], Factored]] | None:
-        """The model's own gradient with stacked weights, in factors, where it has one (see `models.small.MLP`): a function
-        of parameters, which may change in place between two passes, that gives a function of samples."""
+        """The model's own forward and backward pass of many clients at once; None if it has none (`models.small.MLP`
+        has).
+
+        `factored(params [m, ...])` returns a function of samples `[m, batch, ...]`, which does the forward pass. The
+        parameters may change in place between two passes.
+        """
         return self._of_the_model("factored")
 
     def _of_the_model(self, function: str) -> Callable[..., Any] | None:
@@ -144,11 +168,11 @@ class Task:
 
     @property
     def evaluates_in_batches(self) -> bool:
-        """Whether evaluation, too, mixes the samples of a batch (buffers that are dropped)."""
+        """Whether evaluation depends on the whole batch: so it does when running statistics are dropped."""
         return "drop" in self.policies.values()
 
     def setting(self, rounds: int, seed: int) -> Setting:
-        """The facts that the server's parts may ask for."""
+        """The facts about the run that the parts of the server can use."""
         return Setting(
             rounds=rounds,
             num_clients=len(self.federation),
@@ -170,7 +194,10 @@ class Task:
     def forward(
         self, params: Tensors, buffers: Tensors, x: Tensor, mode: Mode = "eval", noise: Tensors | None = None
     ) -> tuple[Outputs, Tensors]:
-        """Outputs, and the buffers after the pass. The arguments are left as they are."""
+        """Run the model: its outputs, and its buffers after the pass. The arguments are not changed.
+
+        `noise` holds the random draws for each place where the model takes noise.
+        """
         if mode == "train":
             buffers = {name: value.clone() for name, value in buffers.items()}
         taken = {n: v for n, v in buffers.items() if n not in self._dropped} if mode == "eval" else buffers
@@ -179,11 +206,11 @@ class Task:
 
     @cached_property
     def _dropped(self) -> frozenset[str]:
-        """Buffers that evaluation does without."""
+        """Names of the buffers that evaluation does not use."""
         return frozenset(self.policies) - {name for name, _ in self.modules["eval"].named_buffers()}
 
     def apply(self, params: Tensors, buffers: Tensors, x: Tensor) -> Outputs:
-        """Outputs in eval mode. A model that takes noise even there gets the same draws for every batch."""
+        """The outputs in eval mode. A model that takes noise in evaluation gets the same draws for every batch."""
         noise = {
             name: seeds.uniform((x.shape[0], *self.noise[name]), "evaluation", name).to(x.device)
             for name in self.noise_in_evaluation
@@ -193,7 +220,8 @@ class Task:
 
     # ------------------------------------------------------------------ data
     def chunks(self, samples: Samples) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-        """Prepared samples, their labels and which of them are real, a bounded number at a time."""
+        """Pieces `(x, y, valid)` of at most `EVALUATION_BATCH` samples, with x prepared for evaluation; valid is 0 for
+        padding."""
         for start in range(0, samples.positions.shape[0], EVALUATION_BATCH):
             some = slice(start, start + EVALUATION_BATCH)
             index = samples.positions[some]
@@ -202,10 +230,12 @@ class Task:
 
     @torch.no_grad()
     def scores(self, params: Tensors, buffers: Tensors, index: Tensor, personal: bool = False) -> dict[str, Tensor]:
-        """For each sample: its `loss`, whether it was `accuracy` 1 or 0, and the same for every extra view of the model.
+        """Scores of each of the samples at these positions, by name, `[n]` each.
 
-        With two classes also its `margin`, by which the second one is ahead of the first. Where a wrap keeps a personal
-        model beside the global one, `personal` scores that.
+        `loss` is the cross-entropy, and `accuracy` is 1 where the answer is right and 0 where it is wrong. Each further
+        view of the model has an accuracy of its own. With two classes, `margin` is the logit of the second class minus
+        that of the first. `personal` scores the personal model that a wrap keeps beside the global one, if there is
+        one.
         """
         found: dict[str, list[Tensor]] = {}
         for x, y, _ in self.chunks(Samples(index, None)):
@@ -238,13 +268,13 @@ def _wrapped(network: nn.Module, wrap: Wrap, classes: int, example: Tensor, seed
 
 
 def _tried(network: nn.Module, example: Tensor) -> object:
-    """What a model returns, found on a copy of it."""
+    """What a model returns for an example. A copy is used, so that the model does not change."""
     with torch.no_grad():
         return copy.deepcopy(network).eval()(example)
 
 
 def _adapted(network: nn.Module, example: Tensor) -> nn.Module:
-    """A model that returns a plain tensor as one that returns `Outputs`."""
+    """The model itself, or one that returns `Outputs` around a model that returns a plain tensor."""
     return adapt(network) if isinstance(_tried(network, example), Tensor) else network
 
 
@@ -264,7 +294,7 @@ def _check_outputs(network: nn.Module, example: Tensor, classes: int, spare: int
 
 
 def _noise_shapes(network: nn.Module, example: Tensor) -> dict[str, tuple[int, ...]]:
-    """Run the model once, so that its places of noise learn their shapes."""
+    """Run a copy of the model once to find the shape of the noise at each place where it takes some."""
     trial = copy.deepcopy(network).train()
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         before = torch.random.get_rng_state()
@@ -291,7 +321,8 @@ def _policy(name: str, buffers: BufferPolicy | Mapping[str, BufferPolicy]) -> Bu
 
 
 def _modes(network: nn.Module, policies: Mapping[str, BufferPolicy]) -> dict[Mode, nn.Module]:
-    """The same tensors in several structures: a single sample has no batch statistics, and uses the running ones."""
+    """The model in each mode, with shared tensors. A single sample has no batch statistics, so the running ones are
+    used."""
     tensors = {id(t): t for t in (*network.parameters(), *network.buffers())}
     train, single, evaluation, single_evaluation = (copy.deepcopy(network, dict(tensors)) for _ in range(4))
     train.train()
@@ -303,7 +334,7 @@ def _modes(network: nn.Module, policies: Mapping[str, BufferPolicy]) -> dict[Mod
             module.eval()
     for name, module in evaluation.named_modules():
         if isinstance(module, _BatchNorm) and policies.get(f"{name}.running_mean".lstrip(".")) == "drop":
-            # no running statistics: those of the batch are used
+            # without running statistics, batch normalisation uses those of the batch
             module.running_mean = module.running_var = module.num_batches_tracked = None
     return {"train": train, "single": single, "eval": evaluation, "eval single": single_evaluation}
 

@@ -1,4 +1,4 @@
-"""How a client trains between two messages."""
+"""The settings of local training: the optimizer, and how long a client trains in each round."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ ELEMENTWISE = frozenset(
 
 @dataclass(frozen=True)
 class Training:
-    """Local training: a fresh optimizer each round, over `epochs` of the data or over a number of `steps`."""
+    """The settings of local training. Every client begins each round with a fresh optimizer."""
 
-    epochs: int = 1
-    steps: int | None = None  # when given, it counts instead of the epochs
-    batch: int | None = 32  # None: the full batch
-    lr: float = 0.01
+    epochs: int = 1  # passes over the client's data per round
+    steps: int | None = None  # optimizer steps per round; when given, it takes the place of `epochs`
+    batch: int | None = 32  # samples per step; None: all of the client's samples
+    lr: float = 0.01  # learning rate
     momentum: float = 0.0
     weight_decay: float = 0.0
-    optimizer: str = "SGD"  # any class of torch.optim
-    clip: float | None = None  # largest norm of a client's gradient
+    optimizer: str = "SGD"  # the name of a class in torch.optim
+    clip: float | None = None  # upper bound on the norm of a client's gradient; None: no bound
 
     def __post_init__(self) -> None:
         require(self.epochs >= 1, "epochs", "at least 1", self.epochs)
@@ -51,12 +51,12 @@ class Training:
             raise EquipoiseError(f"{self.optimizer} has no momentum. Found momentum={self.momentum}: set it to 0.")
 
     def change_as_demanded(self, demands: Iterable[tuple[str, Value]]) -> Training:
-        """With what a method demands (FedSGD: one full-batch step)."""
+        """The settings with those that a method demands (FedSGD: one full-batch step) put in their place."""
         return replace(self, **dict(demands))  # type: ignore[arg-type]
 
     @property
     def is_plain_sgd(self) -> bool:
-        """Stochastic gradient descent, with momentum or without."""
+        """Whether the optimizer is stochastic gradient descent, with or without momentum."""
         return self.optimizer == "SGD"
 
     @property
@@ -65,7 +65,7 @@ class Training:
         return self.optimizer in ELEMENTWISE
 
     def check_with(self, params: Mapping[str, Tensor]) -> None:
-        """Refuse an optimizer that cannot train these parameters (Muon wants matrices only)."""
+        """Raise an error if the optimizer cannot train these parameters (Muon, for example, takes matrices only)."""
         try:
             self.build_optimizer(
                 [value.detach()[None].requires_grad_() for value in params.values()] or [torch.zeros(1)]
@@ -74,7 +74,7 @@ class Training:
             raise EquipoiseError(f"{self.optimizer} cannot train this model: {error}") from None
 
     def build_optimizer(self, tensors: Iterable[Tensor]) -> torch.optim.Optimizer:
-        """A fresh optimizer of these settings."""
+        """A fresh optimizer of these tensors with these settings."""
         kind = list_optimizers()[self.optimizer]
         options: dict[str, Any] = {"lr": self.lr, "weight_decay": self.weight_decay}
         accepted = inspect.signature(kind).parameters
@@ -85,7 +85,7 @@ class Training:
 
 @functools.cache
 def list_optimizers() -> dict[str, type[torch.optim.Optimizer]]:
-    """The optimizers of torch that need nothing but gradients."""
+    """The optimizers of torch that need only gradients, by name."""
     return {
         name: kind
         for name, kind in vars(torch.optim).items()
@@ -99,7 +99,10 @@ def list_optimizers() -> dict[str, type[torch.optim.Optimizer]]:
 def check_training_changes(
     given: Mapping[str, object], mistakes: Mistakes, place: Callable[[str], str] = lambda _: ""
 ) -> dict[str, Any]:
-    """The settings of a local training that are given, each looked at by itself."""
+    """The settings in `given` that are valid, converted to their types; what is wrong is noted in `mistakes`.
+
+    Each setting is checked by itself; `place(name)` says where the user wrote it.
+    """
     hints, names, found = get_type_hints(Training), [one.name for one in fields(Training)], {}
     for name, value in given.items():
         with mistakes.noted(place(name)):

@@ -1,4 +1,8 @@
-"""Every noun of the library on one page. Nothing here computes; `updates.py` and the two halves of a round do."""
+"""The data types of the library: what models return, what travels between server and clients, what parts are given.
+
+Nothing here trains or aggregates: the packages `local` and `rounds` do. The stack of a round's updates is in
+`updates.py`.
+"""
 
 from __future__ import annotations
 
@@ -18,59 +22,60 @@ from equipoise.errors import EquipoiseWarning as EquipoiseWarning
 from equipoise.updates import Updates
 
 Rows = TypeVar("Rows", Tensor, Updates)
-Tensors = dict[str, Tensor]  # named tensors: parameters or buffers, as in a state dict
+Tensors = dict[str, Tensor]  # tensors by name: parameters or buffers, as in a state dict
 
 
 # --------------------------------------------------------------------------- what models return, how they are laid out
 class Outputs(NamedTuple):
-    """What a model returns for one batch. `extra` is for what a wrap adds (F2DC's decoupled features, for example).
+    """What a model returns for one batch.
 
-    Two kinds of entries of `extra` mean something to everybody. `extra[PERSONAL_LOGITS]` are those of a personal model that
-    a wrap keeps beside the global one: they are scored where the method scores personal models. `extra["view NAME"]` are
-    logits of another way to look at the same model: its accuracy is recorded as `accuracy of NAME`.
+    `extra` holds what a wrap adds, such as F2DC's decoupled features. Two kinds of its entries have a fixed meaning.
+    `extra[PERSONAL_LOGITS]` are the logits of a personal model that a wrap keeps beside the global one; they are scored
+    where the method scores personal models. `extra["view NAME"]` are logits from another reading of the same model;
+    their accuracy is recorded as `accuracy of NAME`.
     """
 
     logits: Tensor  # [batch, classes]
-    features: Tensor  # [batch, width], what the head sees
-    map: Tensor | None = None  # [batch, channels, height, width], the last feature map where there is one
-    layers: tuple[Tensor, ...] = ()  # the feature map behind every stage
-    extra: Mapping[str, Tensor] = {}
+    features: Tensor  # [batch, width], the input of the head
+    map: Tensor | None = None  # [batch, channels, height, width], the last feature map; None for a model without one
+    layers: tuple[Tensor, ...] = ()  # the feature map after each stage
+    extra: Mapping[str, Tensor] = {}  # what wraps add, by name
 
 
-PERSONAL_LOGITS = "personal logits"
-VIEW = "view "
+PERSONAL_LOGITS = "personal logits"  # the key of a personal model's logits in `Outputs.extra`
+VIEW = "view "  # how the keys of further logits in `Outputs.extra` begin
 
-# Linear layer -> (delta [m, batch, out], inputs [m, batch, in]): the gradient of `name.weight` is delta' inputs, that of
-# `name.bias` is delta summed over the batch.
+# Gradients of linear layers as pairs of factors: layer name -> (delta [m, batch, out], inputs [m, batch, in]). The
+# gradient of `name.weight` is `delta.mT @ inputs`; that of `name.bias` is `delta` summed over the batch.
 Factors = dict[str, tuple[Tensor, Tensor]]
 
 
 class OutputGradient(NamedTuple):
-    """Of a loss, with respect to what a model returned. None: nothing reaches the features but through the logits."""
+    """The gradient of a loss with respect to a model's `Outputs`, of many stacked clients."""
 
-    logits: Tensor
-    features: Tensor | None = None
-    extra: Mapping[str, Tensor] = {}
+    logits: Tensor  # [m, batch, classes]
+    features: Tensor | None = None  # [m, batch, width]; None: the loss depends on the features only through the logits
+    extra: Mapping[str, Tensor] = {}  # one gradient for each entry of `Outputs.extra`
 
 
 class Factored(NamedTuple):
-    """A forward pass of many stacked networks of linear layers, and the way back that gives gradients in factors."""
+    """A forward pass of many stacked networks of linear layers, with the function that does its backward pass."""
 
-    out: Outputs
-    back: Callable[[OutputGradient], Factors]
+    out: Outputs  # with a leading client axis
+    back: Callable[[OutputGradient], Factors]  # gradient of the outputs -> gradients of the layers, as factors
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where named tensors lie in one flat row. `parameters` columns come first; buffers may follow them."""
+    """Where each named tensor lies in one flat row. Parameters come first; buffers may follow them."""
 
-    names: tuple[str, ...]
-    shapes: tuple[tuple[int, ...], ...]
-    parameters: int = -1  # how many of the named tensors are parameters; -1: all of them
+    names: tuple[str, ...]  # of the tensors, in the order of the row
+    shapes: tuple[tuple[int, ...], ...]  # of the tensors, in the same order
+    parameters: int = -1  # how many of the tensors, counted from the first, are parameters; -1: all of them
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor | Sequence[int]]) -> Layout:
-        """The layout of named tensors, or of named shapes, in their order.
+        """The layout of named tensors, or of named shapes, in the order of the mapping.
 
         >>> Layout.of({"weight": (2, 3), "bias": (2,)}).size
         8
@@ -80,6 +85,7 @@ class Layout:
 
     @cached_property
     def slices(self) -> tuple[slice, ...]:
+        """The columns of each tensor in the row, in the order of `names`."""
         starts = [0]
         for shape in self.shapes:
             starts.append(starts[-1] + prod(shape))
@@ -87,19 +93,21 @@ class Layout:
 
     @property
     def size(self) -> int:
+        """The length of the row: the number of entries of all tensors together."""
         return self.slices[-1].stop if self.slices else 0
 
     @property
     def parameter_slices(self) -> tuple[slice, ...]:
-        """The columns of each parameter tensor, without those of buffers."""
+        """The columns of each parameter, without those of buffers."""
         return self.slices if self.parameters < 0 else self.slices[: self.parameters]
 
     @property
     def parameter_size(self) -> int:
+        """The number of entries of all parameters together: the buffers begin at this column."""
         return self.parameter_slices[-1].stop if self.parameter_slices else 0
 
     def split(self, row: Tensor) -> Tensors:
-        """Named views of `row [..., size]`."""
+        """The tensors by name, as views of `row [..., size]`; leading axes are kept."""
         lead = row.shape[:-1]
         return {
             name: row[..., columns].view(*lead, *shape)
@@ -107,7 +115,10 @@ class Layout:
         }
 
     def join(self, tensors: Mapping[str, Tensor], lead: int = 0) -> Tensor:
-        """The flat row of named tensors that have `lead` leading axes of their own."""
+        """The inverse of `split`: named tensors as one row `[..., size]`.
+
+        The first `lead` axes of every tensor (a client axis, for example) are kept; the others are flattened.
+        """
         if not self.names:
             some = next(iter(tensors.values()), torch.zeros(0))
             return some.new_zeros(*some.shape[:lead], 0)
@@ -115,9 +126,11 @@ class Layout:
 
 
 class PerClient(Mapping[int, Tensor]):
-    """One tensor per client, by client id, and a default for a client that has none yet.
+    """One tensor per client, by client id, with an optional default for clients that have none yet.
 
-    Immutable: `put` gives a new value that shares the rows it did not change.
+    `rows[client]` gives the client's tensor or the default, and raises a KeyError where there is neither. Iteration and
+    `len` count only the clients that have a tensor of their own. It is immutable: `put` returns a new value, which
+    shares the tensors that did not change.
     """
 
     def __init__(self, rows: Mapping[int, Tensor] | None = None, default: Tensor | None = None) -> None:
@@ -143,23 +156,23 @@ class PerClient(Mapping[int, Tensor]):
         return f"PerClient({dict(self)}, default={self.default})"
 
     def take(self, clients: Iterable[int]) -> Tensor:
-        """The clients' rows, stacked."""
+        """The tensors of these clients, stacked along a new first axis, in the order given."""
         return torch.stack([self[c] for c in clients])
 
     def put(self, clients: Iterable[int], rows: Iterable[Tensor]) -> PerClient:
-        """With new rows for these clients."""
+        """A copy in which each of these clients has the row given for it."""
         return PerClient({**self._rows, **{int(c): row for c, row in zip(clients, rows, strict=True)}}, self.default)
 
     def only(self, clients: Iterable[int]) -> PerClient:
-        """Without the rows of all other clients."""
+        """A copy with the rows of these clients only."""
         return PerClient({int(c): self._rows[int(c)] for c in clients}, self.default)
 
 
 class State(dict[str, "Tensor | PerClient"]):
-    """What one server part remembers between rounds, by name. Empty before its first round."""
+    """What one part of the server remembers between rounds, by name. Empty before the first round."""
 
     def rows(self, name: str, default: Tensor | None = None) -> PerClient:
-        """What is kept under this name per client; `default` stands for clients that have no row yet.
+        """The rows kept under this name, one per client; `default` stands in for clients that have no row yet.
 
         >>> State(seen=PerClient({3: torch.tensor(2)})).rows("seen")[3], len(State().rows("seen"))
         (tensor(2), 0)
@@ -170,7 +183,7 @@ class State(dict[str, "Tensor | PerClient"]):
         return found if default is None else PerClient(found, default)
 
     def tensor(self, name: str, default: Tensor | None = None) -> Tensor:
-        """The tensor kept under this name, or the default before there is one."""
+        """The one tensor kept under this name; `default` before there is one."""
         found = self.get(name, default)
         if not isinstance(found, Tensor):
             kind = (
@@ -182,28 +195,31 @@ class State(dict[str, "Tensor | PerClient"]):
         return found
 
 
-Remembered = Mapping[str, "Tensor | PerClient"]  # what a server part gives back to be remembered
-ClientState = dict[str, Tensors]  # what one client keeps between rounds: part key -> named tensors
-Shared = dict[str, "Tensor | PerClient"]  # what goes down beside the model: the same for all, or one row per client
-PERSONAL = (
-    "personal"  # under this name personal tensors (see `roles.Mark`) are reported, and sent back as one row per client
-)
+Remembered = Mapping[str, "Tensor | PerClient"]  # what a server part returns to be kept as its state, by name
+ClientState = dict[str, Tensors]  # what one client keeps between rounds: `Part.key` -> tensors by name
+# What the server sends to clients beside the model, by name: a tensor for all of them, or one row per client.
+Shared = dict[str, "Tensor | PerClient"]
+# Under this name clients report their personal tensors, and the server sends them back as one row per client.
+PERSONAL = "personal"
 
 
 # --------------------------------------------------------------------------- reports: one table, one definition each
 class Definition(NamedTuple):
-    """What a report means, and how far it is believed."""
+    """What a report means, and which checks the server makes before it uses one."""
 
-    shape: str  # m clients, G shared parameters, P personal ones, C classes, F features; any other letter is any size
-    meaning: str
-    is_loss: bool = False  # never negative, and refused where it is far above the cohort's
-    drives_weight: bool = False  # a client that reports more of it counts more: a guard limits it
-    length_power: int = (
-        0  # 1: refused where it is far longer than the cohort's; 2: the same for squares, which spread wider
-    )
+    # Such as "[m, G]": m clients, G shared parameters, P personal parameters, C classes, F features; any other letter
+    # stands for any size.
+    shape: str
+    meaning: str  # in words
+    is_loss: bool = False  # a loss: an answer is refused if it is negative, or far above the other clients'
+    drives_weight: bool = False  # a client that reports a larger value gets a larger weight: a guard limits the effect
+    # 1: an answer is refused if its norm is far above the other clients'. 2: the same for values that are squares,
+    # which differ more between clients. 0: its norm is not checked.
+    length_power: int = 0
 
     @property
     def axes(self) -> list[str]:
+        """The letters of the shape: `["m", "G"]` for `"[m, G]"`."""
         return self.shape.strip("[]").split(", ")
 
 
@@ -236,8 +252,8 @@ REPORTS: dict[str, Definition] = {
     "steps": Definition("[m]", "local optimizer steps that were done"),
     "personal": Definition("[m, P]", "the client's personal tensors after training, as one row", length_power=1),
 }  # fmt: skip
-OWN_REPORTS = frozenset(REPORTS)
-Reports = dict[str, Tensor]  # names of the table above -> values stacked over the round's clients
+OWN_REPORTS = frozenset(REPORTS)  # the names that the library defines
+Reports = dict[str, Tensor]  # name in `REPORTS` -> values of the round's clients, stacked along the first axis
 
 
 def define_report(
@@ -249,9 +265,19 @@ def define_report(
     drives_weight: bool = False,
     length_power: int = 0,
 ) -> None:
-    """Add a report of your own to the table, so that parts can give and need it, and answers are checked by it.
+    """Add a report of your own to `REPORTS`, so that parts can give and need it and the server can check it.
 
-    Call it where the part that gives it is defined. `Definition` says what each argument means.
+    Call it in the module that defines the part which gives the report.
+
+    Args:
+        name: one word of letters, digits and underscores.
+        shape: such as `"[m]"` or `"[m, G]"`, clients first: m clients, G shared parameters, P personal parameters,
+            C classes, F features; any other letter stands for any size.
+        meaning: what the values are, in words.
+        is_loss: it is a loss. An answer is refused if it is negative or far above the other clients'.
+        drives_weight: a client that reports a larger value gets a larger weight, so that a guard limits the effect.
+        length_power: 1 refuses an answer whose norm is far above the other clients', 2 does the same for values that
+            are squares, 0 does not check the norm.
 
     >>> define_report("entropy", "[m]", "mean entropy of the received model's predictions")
     >>> REPORTS.pop("entropy").axes
@@ -269,29 +295,29 @@ def define_report(
 # --------------------------------------------------------------------------- what travels
 @dataclass(frozen=True)
 class Broadcast:
-    """What the server sends down."""
+    """What the server sends to the clients of a round."""
 
-    theta: Tensor
-    buffers: Tensors
-    shared: Shared
-    round: int
-    rounds: int
+    theta: Tensor  # [G], the shared parameters
+    buffers: Tensors  # the model's buffers
+    shared: Shared  # what the `share` parts send beside the model
+    round: int  # counted from 0
+    rounds: int  # planned for the run
 
 
 @dataclass(frozen=True)
 class Replies:
-    """What the clients of a round send up, stacked in the order of `clients`. A probe has no updates."""
+    """What the clients of a round send to the server, stacked in the order of `clients`."""
 
-    clients: tuple[int, ...]
-    reports: Reports
-    updates: Tensor | None = None  # [m, G], local minus global
-    buffers: Tensors = field(default_factory=dict)  # [m, ...]
-    total: Tensor | None = None  # [G], instead of the updates their sum with raw weights
-    is_lent: bool = False  # whether the updates' memory will be written over: what is kept of them must be copied
+    clients: tuple[int, ...]  # ids of the m clients
+    reports: Reports  # [m, ...] each
+    updates: Tensor | None = None  # [m, G], local minus global model; None after a probe, or with `total`
+    buffers: Tensors = field(default_factory=dict)  # [m, ...] each: the buffers that the server averages
+    total: Tensor | None = None  # [G], the sum of the updates with the weights of `Weigh.raw`, in place of the updates
+    is_lent: bool = False  # the memory of `updates` will be reused: whoever keeps some of it must copy it
 
     @classmethod
     def join(cls, parts: Sequence[Replies]) -> Replies:
-        """The replies of several groups of clients as one, ordered by client: the order of arrival changes nothing."""
+        """The replies of several groups of clients as one, ordered by client id: the order of arrival has no effect."""
         clients = [c for part in parts for c in part.clients]
         order = sorted(range(len(clients)), key=clients.__getitem__)
 
@@ -312,38 +338,38 @@ class Replies:
 class Model(NamedTuple):
     """The tensors of one model."""
 
-    params: Tensors
-    buffers: Tensors
+    params: Tensors  # parameters by name
+    buffers: Tensors  # buffers by name
 
 
 class Received(NamedTuple):
-    """What one client starts a round from."""
+    """What one client has at the start of a round."""
 
-    params: Tensors  # the global parameters, and the client's own private ones
-    buffers: Tensors
-    shared: Tensors  # what the server's `share` parts sent to everyone
-    own: Tensors  # what they sent to this client alone (EAGLE's weight)
+    params: Tensors  # the shared parameters as received, and the client's own private and personal ones
+    buffers: Tensors  # received, or the client's own where they stay with it
+    shared: Tensors  # what the server's `share` parts sent to all clients
+    own: Tensors  # what they sent to this client alone, such as EAGLE's weight
     layout: Layout = Layout((), ())  # of the shared parameters
 
 
 class Local(NamedTuple):
-    """All that a term may look at in one local step of one client."""
+    """What a term can use in one local step of one client."""
 
-    out: Outputs  # the current model on this batch
-    x: Tensor
-    y: Tensor
-    keep: Tensor | None  # 1 for real samples and 0 for padding; None when there is no padding
-    params: Tensors
-    received: Received
-    states: ClientState
-    done: int  # local steps done before this one
-    round: int
-    rounds: int
-    lr: float
-    frozen: Mapping[str, Tensor]  # features of this batch by the models that the terms asked for with `Term.frozen`
+    out: Outputs  # of the current model on this batch
+    x: Tensor  # [batch, ...], the samples
+    y: Tensor  # [batch], their labels
+    keep: Tensor | None  # [batch], 1 for real samples and 0 for padding; None when there is no padding
+    params: Tensors  # the current parameters
+    received: Received  # what the client had at the start of the round
+    states: ClientState  # what the client's parts remembered at the start of the round
+    done: int  # local steps before this one in this round
+    round: int  # counted from 0
+    rounds: int  # planned for the run
+    lr: float  # the local learning rate
+    frozen: Mapping[str, Tensor]  # [batch, width] each: features of this batch by the models of `Term.frozen`
 
     def mean(self, values: Tensor) -> Tensor:
-        """Mean over the batch, padding left out; a scalar stays as it is."""
+        """Mean of `values [batch]` over the real samples of the batch; a scalar is returned as it is."""
         if values.dim() == 0:
             return values
         if self.keep is None:
@@ -352,82 +378,81 @@ class Local(NamedTuple):
 
 
 class Samples(NamedTuple):
-    """Some samples of one client: positions in the federation's pool, and which of them are real."""
+    """Some samples of one client, by their positions in the federation's pool of samples."""
 
     positions: Tensor  # [n]
-    valid: Tensor | None  # [n], 0 for padding; None when there is no padding
+    valid: Tensor | None  # [n], 1 for real samples and 0 for padding; None when there is no padding
 
     @property
     def size(self) -> Tensor:
-        """How many are real, []."""
+        """The number of real samples, as a tensor []."""
         return torch.tensor(float(len(self.positions))) if self.valid is None else self.valid.sum()
 
 
 class Trained(NamedTuple):
-    """All that a report may look at once the local training of one client is over."""
+    """What a report can use after the local training of one client."""
 
-    received: Received
-    params: Tensors
-    buffers: Tensors
-    states: ClientState  # as they were when the round began
-    next_states: ClientState  # as the terms left them
-    train: Samples
-    validation: Samples
-    steps: Tensor  # []
-    loss_local: Tensor  # []
-    round: int
-    lr: float
-    momentum: float
-    classes: int
+    received: Received  # what the client had at the start of the round
+    params: Tensors  # the parameters after training
+    buffers: Tensors  # the buffers after training
+    states: ClientState  # what the client's parts remembered at the start of the round
+    next_states: ClientState  # the same after the `finish` of every term
+    train: Samples  # the client's training samples
+    validation: Samples  # the client's validation samples
+    steps: Tensor  # [], local steps that were done
+    loss_local: Tensor  # [], mean base loss over the samples of the local steps
+    round: int  # counted from 0
+    lr: float  # the local learning rate
+    momentum: float  # of the local optimizer
+    classes: int  # number of classes
     layout: Layout  # of the shared parameters
-    personal: Layout  # of the personal ones
-    model: nn.Module  # in eval mode; its own tensors are not the client's: call it through `apply` or functional_call
-    chunks: Callable[
-        [Samples], Iterator[tuple[Tensor, Tensor, Tensor | None]]
-    ]  # (x, y, valid), prepared for evaluation
-    apply: Callable[[Tensors, Tensors, Tensor], Outputs]  # (params, buffers, x) -> outputs, eval mode
-    seed: tuple[int | str, ...]  # the path of this client's randomness in this round
+    personal: Layout  # of the personal parameters
+    model: nn.Module  # in eval mode; its own tensors are not the client's: call it with `apply` or functional_call
+    # Samples -> pieces (x, y, valid) of bounded size, with x prepared as for evaluation.
+    chunks: Callable[[Samples], Iterator[tuple[Tensor, Tensor, Tensor | None]]]
+    apply: Callable[[Tensors, Tensors, Tensor], Outputs]  # (params, buffers, x) -> outputs in eval mode
+    seed: tuple[int | str, ...]  # the seed path of this client in this round; () for a report that `stacks`
 
 
 # --------------------------------------------------------------------------- the server's side
 class Setting(NamedTuple):
-    """What does not change during a run. `None` is unknown: a part that needs it says so by name."""
+    """Facts that do not change during a run. None means unknown; a part that needs the fact then raises an error."""
 
-    rounds: int | None = None
-    num_clients: int | None = None
+    rounds: int | None = None  # planned for the run
+    num_clients: int | None = None  # of the federation, absent ones included
     num_classes: int | None = None
     num_domains: int | None = None
-    total_samples: int | None = None
-    lr: float | None = None
-    layout: Layout | None = None
-    seed: int = 0
-    personal: Layout | None = None  # of the tensors that are mixed for each client
+    total_samples: int | None = None  # training samples of all clients together
+    lr: float | None = None  # the local learning rate
+    layout: Layout | None = None  # of the shared parameters
+    seed: int = 0  # of the run
+    personal: Layout | None = None  # of the personal parameters
 
 
 @dataclass(frozen=True)
 class Round:
-    """What every server part receives."""
+    """What every part of the server is given: one round's model, clients, updates and reports."""
 
     theta: Tensor  # [G], the model that the clients received
-    clients: tuple[int, ...]  # ids of the m clients
-    reports: Reports
+    clients: tuple[int, ...]  # ids of the m clients, in the order of all rows
+    reports: Reports  # [m, ...] each
     round: int  # counted from 0
-    setting: Setting
-    reported_rows: Tensor | None = None  # [m, G], local minus global, as they came; None: only their sum is there
-    shaped_rows: Updates | None = None  # the same as the `shape` parts before left it
+    setting: Setting  # facts that do not change during the run
+    reported_rows: Tensor | None = None  # [m, G], local minus global model; None where only their sum is known
+    shaped_rows: Updates | None = None  # the same after the `shape` parts so far
 
     @property
     def updates(self) -> Updates:
-        """The round's updates, as the `shape` parts before left them."""
+        """The round's updates after the `shape` parts so far. An error where only their sum is known."""
         return _there(self.shaped_rows)
 
     @property
     def reported(self) -> Tensor:
-        """`[m, G]`, local minus global, as they came."""
+        """The updates `[m, G]` (local minus global model) as reported. An error where only their sum is known."""
         return _there(self.reported_rows)
 
     def known(self, name: str, who: str) -> float:
-        """A value of the setting that `who` cannot do without."""
+        """The value called `name` of the setting; if it is unknown, an error which says that `who` needs it."""
         value = getattr(self.setting, name)
         if value is None:
             raise EquipoiseError(f"{who} needs `{name}`, which was not given: pass {name}=...")
@@ -438,54 +463,64 @@ def _there(rows: Rows | None) -> Rows:
     if rows is None:
         raise EquipoiseError(
             "There are no single updates here: every part of the method says that it does not read them, so they were "
-            "summed up as they came, or this is a probe before training. Let the part that wants them say "
+            "summed as they arrived, or this is a probe before training. Give the part that needs them "
             "`reads_updates = True`."
         )
     return rows
 
 
 class Shaped(NamedTuple):
-    updates: Updates
-    state: Remembered = {}
+    """What a `Shape` part returns."""
+
+    updates: Updates  # the round's updates, edited
+    state: Remembered = {}  # the part's next state
 
 
 class Weighed(NamedTuple):
-    weights: Tensor  # [m], any divisor inside
-    state: Remembered = {}
-    figures: Mapping[str, Tensor] = {}  # where the weights came from, [m] or []: they go into the records
-    warning: str | None = None
+    """What a `Weigh` part returns."""
+
+    weights: Tensor  # [m], the factor on each update, with any divisor already applied
+    state: Remembered = {}  # the part's next state
+    figures: Mapping[str, Tensor] = {}  # values behind the weights, [m] or [] each: they go into the records
+    warning: str | None = None  # something that a reader of the results should know
 
 
 class Merged(NamedTuple):
+    """What a `Merge` part returns."""
+
     direction: Tensor  # [G]
-    tensor_weights: Tensor | None = None  # [m, tensors], for rules with weights per tensor
+    tensor_weights: Tensor | None = None  # [m, tensors], for merges that weigh each tensor by itself
 
 
 class Stepped(NamedTuple):
-    direction: Tensor  # [G]
-    state: Remembered = {}
-    evaluated: Tensor | None = None  # [G], when another iterate than the next theta is to be scored
+    """What a `Step` part returns."""
+
+    direction: Tensor  # [G], edited
+    state: Remembered = {}  # the part's next state
+    evaluated: Tensor | None = None  # [G], the model to score if it is not the next theta
 
 
 class Sent(NamedTuple):
-    shared: Shared
-    state: Remembered = {}
+    """What a `Share` part returns."""
+
+    shared: Shared  # what clients receive beside the next model
+    state: Remembered = {}  # the part's next state
 
 
 @dataclass(frozen=True)
 class Memory:
-    """What the server's parts remember between rounds. Part key -> named values."""
+    """What the server remembers between rounds besides the model."""
 
-    round: int = 0
-    parts: Mapping[str, Remembered] = field(default_factory=dict)
-    shared: Shared = field(default_factory=dict)  # goes down with the next broadcast
+    round: int = 0  # the next round, counted from 0
+    parts: Mapping[str, Remembered] = field(default_factory=dict)  # `Part.key` -> the state of that part
+    shared: Shared = field(default_factory=dict)  # sent with the next broadcast
 
 
 @dataclass(frozen=True)
 class Server:
-    """The whole server as one value: a checkpoint is this, the clients' states, and the seed."""
+    """The whole server as one value. Together with the clients' states and the seed it makes a checkpoint."""
 
-    theta: Tensor
-    buffers: Tensors
-    memory: Memory = field(default_factory=Memory)
-    evaluated: Tensor | None = None  # another theta, when the method scores one
+    theta: Tensor  # [G], the shared parameters
+    buffers: Tensors  # the model's buffers
+    memory: Memory = field(default_factory=Memory)  # what the method's parts remember
+    evaluated: Tensor | None = None  # [G], the model to score if it is not theta

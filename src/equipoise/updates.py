@@ -1,7 +1,7 @@
 """The stack of a round's updates, and the inner products between them.
 
-What needs inner products works on the m x m Gram matrix and on coefficients; the G-long rows are read again only by the
-final `combine`.
+Rules that only need inner products work on the m x m Gram matrix and on coefficients. The rows, which have one entry
+per parameter, are read again only for the final sum (`combine`).
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-STILL = 1e-9  # an update this short, relative to the longest one, is rounding and not a direction
-CHUNK = 1 << 19  # entries worked on at a time: 4 MB in float64, which stays in the cache
+STILL = 1e-9  # an update this short, relative to the longest one, is taken for a rounding error
+CHUNK = 1 << 19  # entries worked on at a time: 4 MB in float64, which fits into the cache
 
 
 def column_chunks(rows: Tensor) -> Iterator[slice]:
-    """Slices of columns, so that work on `rows[:, slice]` stays in the cache and needs little memory beside the rows."""
+    """Consecutive slices of columns. Work on `rows[:, slice]` stays in the cache and needs little additional memory."""
     width = max(1024, CHUNK // max(1, rows.shape[0]))
     for start in range(0, rows.shape[1], width):
         yield slice(start, min(start + width, rows.shape[1]))
 
 
 def gram(rows: Tensor) -> Tensor:
-    """`rows @ rows.T` accumulated in float64: entries may span many decades.
+    """`rows @ rows.T`, `[m, m]` in float64, because its entries may differ by many orders of magnitude.
 
     >>> gram(torch.tensor([[1.0, 2.0], [0.0, 1.0]]))
     tensor([[5., 2.],
@@ -39,7 +39,7 @@ def gram(rows: Tensor) -> Tensor:
 
 
 def products(rows: Tensor, vector: Tensor) -> Tensor:
-    """`rows @ vector`, accumulated in float64."""
+    """`rows @ vector`, `[m]` in float64."""
     total = rows.new_zeros(rows.shape[0], dtype=torch.float64)
     for columns in column_chunks(rows):
         total.addmv_(rows[:, columns].double(), vector[columns].double())
@@ -47,7 +47,7 @@ def products(rows: Tensor, vector: Tensor) -> Tensor:
 
 
 def _squared_norm(row: Tensor, mask: Tensor | None) -> Tensor:
-    """Short sums in the row's own precision, long ones in float64."""
+    """Sums over chunks are taken in the row's own precision, and added up in float64."""
     total = row.new_zeros((), dtype=torch.float64)
     for start in range(0, row.shape[0], CHUNK):
         part = row[start : start + CHUNK]
@@ -59,19 +59,20 @@ def _squared_norm(row: Tensor, mask: Tensor | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Updates:
-    """Updates `rows [m, G]` and what the `shape` parts made of them, without building the result.
+    """The updates of a round, and what the `shape` parts did to them.
 
-    The shaped updates are `coefficients @ rows`, or `mask * rows`, or just `rows`.
+    The shaped updates are `coefficients @ rows`, or `mask * rows`, or `rows` themselves. They are not computed until
+    someone asks for them.
     """
 
-    rows: Tensor
-    coefficients: Tensor | None = None  # [m, m] float64
-    mask: Tensor | None = None  # [m, G] bool
-    absent: Tensor | None = None  # [h, G], remembered updates of clients that are not here, for rules that heed them
+    rows: Tensor  # [m, G], one update per client
+    coefficients: Tensor | None = None  # [m, m] float64, the shaped updates as combinations of the rows
+    mask: Tensor | None = None  # [m, G] bool, which entries count
+    absent: Tensor | None = None  # [h, G], remembered updates of absent clients, for merges that use them
 
     @cached_property
     def gram(self) -> Tensor:
-        """Inner products of the shaped updates, [m, m] float64."""
+        """Inner products of the shaped updates, `[m, m]` float64."""
         if self.mask is not None:
             return gram(self.shaped)
         if self.coefficients is None:
@@ -84,7 +85,8 @@ class Updates:
 
     @property
     def shaped(self) -> Tensor:
-        """The shaped updates as a matrix. Costs memory: rules that can, avoid it."""
+        """The shaped updates as a matrix `[m, G]`. It may need as much memory as the rows, so avoid it where you
+        can."""
         if self.mask is not None:
             return self.rows * self.mask
         if self.coefficients is not None:
@@ -92,7 +94,10 @@ class Updates:
         return self.rows
 
     def with_coefficients(self, coefficients: Tensor) -> Updates:
-        """`coefficients @ self`, sharing the Gram matrix that is already known. Entries that a mask hides stay hidden."""
+        """The updates `coefficients @ shaped`, for `coefficients [m, m]`.
+
+        A Gram matrix that is already known is used again. Entries hidden by a mask stay hidden.
+        """
         if self.mask is not None:
             return replace(self, rows=coefficients.to(self.rows.dtype) @ self.shaped)
         known = self.__dict__.get("gram") if self.coefficients is None else self.__dict__.get("_row_gram")
@@ -103,17 +108,18 @@ class Updates:
         return result
 
     def with_mask(self, mask: Tensor) -> Updates:
-        """Entries where `mask` is False count as absent, not as zero: `merge` may renormalise over the rest."""
+        """The updates with the entries hidden where `mask [m, G]` is False. A merge may treat hidden as absent, not as
+        zero."""
         if self.coefficients is not None:
             return Updates(self.shaped, mask=mask, absent=self.absent)
         return replace(self, mask=mask if self.mask is None else self.mask & mask)
 
     def with_absent(self, rows: Tensor) -> Updates:
-        """With updates of absent clients beside those of the round."""
+        """The updates with those of absent clients `[h, G]` beside them."""
         return replace(self, absent=rows)
 
     def squared_norms(self, columns: slice = slice(None)) -> Tensor:
-        """Squared length of each shaped update, over `columns`, [m] float64."""
+        """Squared norm of each shaped update over `columns`, `[m]` float64."""
         if columns == slice(None) and (self.coefficients is not None or "gram" in self.__dict__):
             return self.gram.diagonal()
         rows = (self.rows if self.coefficients is None else self.shaped)[:, columns]
@@ -121,11 +127,11 @@ class Updates:
         return torch.stack([_squared_norm(row, mask) for row, mask in zip(rows, masks, strict=True)])
 
     def norms(self) -> Tensor:
-        """Length of each shaped update, [m] float64."""
+        """Norm of each shaped update, `[m]` float64."""
         return self.squared_norms().clamp(min=0).sqrt()
 
     def combine(self, weights: Tensor) -> Tensor:
-        """Weighted sum of the shaped updates, [G]."""
+        """The sum of the shaped updates `[G]` with these weights `[m]`."""
         if self.coefficients is not None:
             weights = weights.double() @ self.coefficients
         weights = weights.to(self.rows.dtype)

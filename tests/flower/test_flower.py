@@ -18,7 +18,7 @@ from equipoise.flower import Plan, client_app, federate, wire
 from equipoise.method import METHODS
 from equipoise.runs.reading import read_all
 from equipoise.runs.writing import save
-from equipoise.study.report.study import group_studies
+from equipoise.study.report.figures import group_studies
 from equipoise.study.report.verdict import judge_all
 from kit import NormNet, blobs, pictures
 from kit.flower import LoopGrid

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -80,13 +81,22 @@ def in_double(federation: Federation) -> Federation:
     return replace(federation, x=federation.x.double())
 
 
+@contextmanager
+def same_numbers() -> Iterator[None]:
+    """Torch's random numbers are the same ones in every process, so that a test passes or fails in each alike."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield
+
+
 class NormNet(nn.Module):
     """A network with batch statistics."""
 
     def __init__(self, inputs: int = 6, classes: int = 3) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(inputs, 5), nn.BatchNorm1d(5), nn.ReLU())
-        self.head = nn.Linear(5, classes)
+        with same_numbers():
+            self.body = nn.Sequential(nn.Linear(inputs, 5), nn.BatchNorm1d(5), nn.ReLU())
+            self.head = nn.Linear(5, classes)
 
     def forward(self, x: Tensor) -> Outputs:
         features = self.body(x)
@@ -98,8 +108,9 @@ class DropNet(nn.Module):
 
     def __init__(self, inputs: int = 6, classes: int = 3) -> None:
         super().__init__()
-        self.body = nn.Sequential(nn.Linear(inputs, 16), nn.ReLU(), nn.Dropout(0.5))
-        self.head = nn.Linear(16, classes)
+        with same_numbers():
+            self.body = nn.Sequential(nn.Linear(inputs, 16), nn.ReLU(), nn.Dropout(0.5))
+            self.head = nn.Linear(16, classes)
 
     def forward(self, x: Tensor) -> Outputs:
         features = self.body(x)

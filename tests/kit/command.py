@@ -1,4 +1,4 @@
-"""The command line as a user meets it: in a process of its own, or called in this one."""
+"""Runs the command line as a user does, in a process of its own; or calls it in this one."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Files that tests write: images, and Parquet as the Hugging Face hub has it."""
+"""Files that tests write: images in folders, and in Parquet as on the Hugging Face hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A grid without a network: every message is serialised, read again, and handed to the site's app in this process."""
+"""Flower's grid without a network: messages are serialised, read again, and given to the site's app in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run folders with made-up values, as a run would have written them."""
+"""Writes run folders with made-up values, in the form in which a run writes them."""
 
 import json
 import re
@@ -14,7 +14,7 @@ def made(
     folder, method, values, *, validation="same", seed=0, names=None, domains=None, loss=None, parameters=None,
     data="made", **changes,
 ):  # fmt: skip
-    """A finished run. `values` is [rounds, clients] or [clients], the test accuracy; None: there are no validation data."""
+    """A finished run with test accuracies `values`, [rounds, clients] or [clients]; `validation=None`: no such data."""
     values = np.atleast_2d(np.asarray(values, dtype=float))
     held = values if isinstance(validation, str) else validation
     loss = 1 - values if loss is None else np.atleast_2d(np.asarray(loss, dtype=float))

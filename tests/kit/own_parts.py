@@ -1,4 +1,4 @@
-"""Parts as a researcher might write them, in a module that worker processes can import."""
+"""Parts of methods as a researcher might write them, in a module that worker processes can import."""
 
 from __future__ import annotations
 

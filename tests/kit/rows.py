@@ -1,4 +1,4 @@
-"""Methods for tables that test them all: every registered one, variants and sums. A new method is a new row."""
+"""The methods that tests go through: every registered one, variants and sums. A new method is tested from the start."""
 
 from equipoise.engine.runners import RUNNERS
 from equipoise.methods import METHODS, parse

@@ -192,7 +192,8 @@ def test_frozen_features_are_the_same_whether_computed_once_or_in_every_step(mod
     assert all(set(found) == {"received", "previous"} for found in asked)
     monkeypatch.setattr(loop, "compute_frozen_features", lambda *args: {})
     step_by_step = run("moon", blobs(), **settings)
-    torch.testing.assert_close(ahead.server.theta, step_by_step.server.theta, rtol=1e-4, atol=1e-6)
+    # The two ways round differently, and local training enlarges that; swapped features change theta by 0.04.
+    torch.testing.assert_close(ahead.server.theta, step_by_step.server.theta, rtol=1e-3, atol=1e-4)
     assert not torch.allclose(ahead.server.theta, run("fedavg", blobs(), **settings).server.theta, rtol=1e-3)
 
 

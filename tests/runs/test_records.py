@@ -16,8 +16,8 @@ import torch
 from equipoise import EquipoiseError, EquipoiseWarning, Guard, load, load_federation, run
 from equipoise.engine.result import Rejection
 from equipoise.runs.loading import measure
-from equipoise.runs.writing import Recorder, save
 from equipoise.runs.reading import find_runs, read, read_all
+from equipoise.runs.writing import Recorder, save
 from equipoise.study.experiment import read_experiment
 from equipoise.study.jobs import Job, find_finished, list_jobs, summarise
 from equipoise.study.workers import Failure, execute_all
@@ -110,14 +110,15 @@ def test_a_killed_run_shows_what_it_did_and_is_done_again(tmp_path):
     stream = place / "records.arrows"
     os.truncate(stream, stream.stat().st_size - 7)  # cut off in the middle of a batch
     assert len(read(place).curve()[0]) >= 1
-    with pytest.raises(EquipoiseError, match="holds no trained model: the run is running"):
+    with pytest.raises(EquipoiseError, match="holds no finished run: its status is running"):
         load(place)
     todo = replace(JOB, rounds=50)
     settings = todo.settings(load_federation("gaussians"))
     assert find_finished(todo, settings, tmp_path) is None
     assert recorded(todo, tmp_path)[1] == place
     assert find_finished(todo, settings, tmp_path) == place
-    assert find_finished(replace(todo, keep=("conflicts",)), settings, tmp_path) is None  # it kept less than is asked for
+    wants_more = replace(todo, keep=("conflicts",))
+    assert find_finished(wants_more, settings, tmp_path) is None
 
 
 def test_finished_runs_are_skipped_and_other_settings_kept_apart(tmp_path):

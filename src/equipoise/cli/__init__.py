@@ -1,4 +1,4 @@
-"""The command line, a file a group of commands."""
+"""The command line: one file per group of commands."""
 
 from equipoise.cli.app import app, main
 

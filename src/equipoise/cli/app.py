@@ -1,4 +1,4 @@
-"""The command `equipoise`: its sub-commands, and how it ends."""
+"""The command `equipoise`: its sub-commands, and how it reports a user's mistake."""
 
 from __future__ import annotations
 
@@ -44,17 +44,17 @@ def everywhere(
         list[Path] | None, typer.Option(help="a Python file with methods of your own, imported first; may be repeated")
     ] = None,
 ) -> None:
-    """What goes before the command."""
+    """Options that stand before the sub-command."""
     if plugin:
-        import equipoise.methods  # noqa: F401 - so that a plugin cannot take the name of one
+        import equipoise.methods  # noqa: F401 - registered first, so that a plugin cannot take their names
         from equipoise.method.plugins import load_plugins
 
         load_plugins(plugin)
 
 
 def main() -> None:
-    """The command `equipoise`. A user's mistake is one line, not a stack trace."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler that ends a job is heard as Ctrl-C is
+    """Run the command line. A user's mistake is shown as one line, not as a stack trace, and the exit code is 2."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # a scheduler that ends the job has the effect of Ctrl-C
     try:
         app()
     except EquipoiseError as error:

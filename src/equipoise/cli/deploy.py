@@ -1,4 +1,4 @@
-"""The commands `equipoise deploy ...`: from a method to an app that Flower runs at real sites."""
+"""The commands `equipoise deploy ...`, which turn a method into an app that Flower runs at real sites."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def init(
     data: Annotated[
         str,
         typer.Option(
-            help="a data set whose parts the sites take, to try things out; or a file or folder like the sites' own"
+            help="a data set that is dealt out to the sites, for a trial; or a file or folder like the sites' own"
         ),
     ] = "",
     method: Annotated[str, typer.Option(help="a method, for example 'eagle + fedheal(tau=0.3)'")] = "fedavg",
@@ -62,7 +62,7 @@ def init(
         raise EquipoiseError(
             "Say what is learnt from: --data scanners, --data a-file-like-the-sites.csv, or --schema schema.json."
         )
-    example = bool(data) and is_path(data)  # a file like the sites' own: of it the app gets the schema alone
+    example = bool(data) and is_path(data)  # an example of the sites' own data: the app gets only its schema
     if sites is None:
         sites = len(load_federation(data)) if data and not example else 3
     given = {

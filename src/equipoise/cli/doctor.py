@@ -1,4 +1,4 @@
-"""The command `doctor`: is everything in place?"""
+"""The command `doctor`, which checks whether everything that is needed is in place."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from equipoise.cli.screens import screen
 
 def doctor(
     data_dir: DataDir = None,
-    port: Annotated[list[int] | None, typer.Option(help="a port that a server should use; may be repeated")] = None,
+    port: Annotated[list[int] | None, typer.Option(help="a port that a server is to use; may be repeated")] = None,
     certificate: Annotated[list[Path] | None, typer.Option(help="a certificate in PEM form; may be repeated")] = None,
-    key: Annotated[Path | None, typer.Option(help="the certificate's key, to see whether it belongs to it")] = None,
-    ca: Annotated[Path | None, typer.Option(help="the authority's certificate, which the sites have")] = None,
+    key: Annotated[Path | None, typer.Option(help="the certificate's private key, to check that both fit")] = None,
+    ca: Annotated[Path | None, typer.Option(help="the certificate of the authority that the sites trust")] = None,
     host: Annotated[str | None, typer.Option(help="the name or address by which sites know the server")] = None,
     out: Out = Path("runs"),
 ) -> None:
-    """Look at the installation, the machine, data, space, ports and certificates, and say what to do."""
+    """Check the installation, the machine, data, disk space, ports and certificates, and say what to do."""
     from equipoise.cli.examine import examine
 
     use_data_folder(data_dir)

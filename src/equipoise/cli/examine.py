@@ -1,4 +1,4 @@
-"""Is everything in place? Looks at the installation, the machine and the files, and says what to do."""
+"""The checks behind `equipoise doctor`. Each looks at one thing, and says what it found and what to do about it."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ from equipoise.data.catalogue import say_availability
 from equipoise.engine.runners import count_cores
 
 NEEDED = 1 << 30  # bytes of free space below which a long run may not get through
-SOON = 30 * 24 * 3600  # seconds: a certificate that ends within a month is worth a word
+SOON = 30 * 24 * 3600  # seconds: a certificate that ends within a month gets a note
 
 
 class Optional(NamedTuple):
-    """A package that only some need."""
+    """A package that only some users need."""
 
-    extra: str
-    purpose: str
+    extra: str  # the extra of Equipoise that installs it
+    purpose: str  # what it is for
 
 
 OPTIONAL = {"flwr": Optional("flower", "real federations"), "datasets": Optional("data", "hub data")}
 
 
 class Finding(NamedTuple):
-    """One thing that was looked at."""
+    """The outcome of one check."""
 
-    what: str
-    state: Literal["ok", "note", "bad"]
-    found: str
-    advice: str = ""
+    what: str  # the thing that was checked
+    state: Literal["ok", "note", "bad"]  # `note` is worth knowing, `bad` has to be mended
+    found: str  # what was found
+    advice: str = ""  # what to do about it
 
 
 def examine(
@@ -53,7 +53,7 @@ def examine(
     ca: Path | None = None,
     host: str | None = None,
 ) -> list[Finding]:
-    """Everything that can be looked at from here. With its key and an authority a certificate is tried as a server would."""
+    """Do all checks. A certificate is tried in a handshake if its key and the authority's certificate are given."""
     tried = [served(path, key, ca, host) for path in certificates] if key and ca else map(certificate, certificates)
     return [
         *installation(),
@@ -67,7 +67,7 @@ def examine(
 
 
 def installation() -> Iterable[Finding]:
-    """Python, and every package that Equipoise needs or can use, in a version that it was made for."""
+    """Check the versions of Python and of every package that Equipoise needs or can use."""
     fits = sys.version_info >= (3, 11)
     yield Finding(
         "Python", "ok" if fits else "bad", platform.python_version(), "" if fits else "Install 3.11 or newer."
@@ -85,7 +85,7 @@ def installation() -> Iterable[Finding]:
 
 
 def package(wanted: Requirement, optional: Optional | None = None) -> Finding:
-    """Whether a package is there, in a version that will do."""
+    """Check that a package is installed in a version that fits."""
     install = f"pip install '{wanted.name}{wanted.specifier}'"
     try:
         found = version(wanted.name)
@@ -100,7 +100,7 @@ def package(wanted: Requirement, optional: Optional | None = None) -> Finding:
 
 
 def machine() -> Finding:
-    """Cores, threads, devices."""
+    """Count cores and threads, and look for a GPU."""
     gpu = torch.cuda.is_available() or torch.backends.mps.is_available()
     threads = torch.get_num_threads()
     text = f"{count_cores()} cores, torch uses {threads} threads, {'a GPU' if gpu else 'no GPU'}"
@@ -112,7 +112,7 @@ def machine() -> Finding:
 
 
 def folder_for_runs(out: Path) -> Finding:
-    """Whether runs and checkpoints can be written, and whether there is space."""
+    """Check that runs and checkpoints can be written to `out`, and that the disk has space for them."""
     there = next(path for path in (out.absolute(), *out.absolute().parents) if path.exists())
     if not there.is_dir():
         return Finding("run folder", "bad", f"{there} is a file", "Choose another --out.")
@@ -126,7 +126,7 @@ def folder_for_runs(out: Path) -> Finding:
 
 
 def data_folder() -> Finding:
-    """The folder of the named data sets."""
+    """Check the folder with the files of the named data sets."""
     place = os.environ.get("EQUIPOISE_DATA")
     if not place:
         return Finding(
@@ -146,7 +146,7 @@ def data_folder() -> Finding:
 
 
 def port(number: int) -> Finding:
-    """Whether a server could listen there."""
+    """Check that a server could listen on this port."""
     if not 0 < number < 65536:
         return Finding(f"port {number}", "bad", "not a port", "Ports are numbers from 1 to 65535.")
     with socket.socket() as probe:
@@ -160,7 +160,7 @@ def port(number: int) -> Finding:
 
 
 def certificate(path: Path) -> Finding:
-    """Whether a certificate can be read, and until when it is good."""
+    """Check that a certificate can be read, and for how long it is valid."""
     name = f"certificate {path.name}"
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
@@ -190,8 +190,10 @@ def _lasting(name: str, end: str, more: str = "") -> Finding:
 
 
 def served(path: Path, key: Path, ca: Path, host: str | None = None) -> Finding:
-    """Whether a server with this certificate and key would be trusted by sites that know the authority: a handshake, in
-    memory, as the two would have it."""
+    """Check that sites that trust the authority `ca` would trust a server with this certificate and key.
+
+    Server and site do a TLS handshake in memory, as they would over the network.
+    """
     name = f"certificate {path.name}"
     for file in (path, key, ca):
         if not file.is_file():
@@ -200,7 +202,7 @@ def served(path: Path, key: Path, ca: Path, host: str | None = None) -> Finding:
     site.check_hostname = host is not None
     try:
         server.load_cert_chain(path, key, password="")
-    except OSError as error:  # ssl.SSLError is one
+    except OSError as error:  # ssl.SSLError is an OSError, too
         if getattr(error, "reason", "") == "KEY_VALUES_MISMATCH":
             return Finding(
                 name, "bad", f"{key} is not its key", "Name the key that it was made with, or make both anew."
@@ -226,10 +228,10 @@ def served(path: Path, key: Path, ca: Path, host: str | None = None) -> Finding:
 
 
 def _handshake(server: ssl.SSLContext, site: ssl.SSLContext, host: str | None) -> dict[str, Any]:
-    """The server's certificate, as the site sees it once it trusts it."""
+    """Do a handshake, and return the server's certificate as the site sees it."""
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = [site.wrap_bio(down, up, server_hostname=host), server.wrap_bio(up, down, server_side=True)]
-    for _ in range(10):  # messages fly to and fro; four do
+    for _ in range(10):  # the two answer each other in turn; four turns are enough
         for end in ends:
             with suppress(ssl.SSLWantReadError):
                 end.do_handshake()

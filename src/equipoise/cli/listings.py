@@ -1,4 +1,4 @@
-"""The commands that list what there is: methods, data sets, models."""
+"""The commands that list what can be named: methods, data sets and models."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def methods(
     name: Annotated[str | None, typer.Argument(help="a method; leave it out to see all")] = None,
     table: Annotated[bool, typer.Option("--table", help="which part plays which role in each method")] = False,
 ) -> None:
-    """Every method with its roles, parameters, defaults and reference."""
+    """List the methods, or show one: its roles, parameters, defaults and reference."""
     if name is None:
         screen.print(_table_of_roles() if table else _table_of_methods())
         screen.print(
@@ -77,9 +77,9 @@ def datasets(
     own: DataOptions,
     name: Annotated[str | None, typer.Argument(help="a data set, or your own data; leave it out to see all")] = None,
     plot: Annotated[bool, typer.Option("--plot", help="draw who holds what")] = False,
-    out: Annotated[Path, typer.Option(help="where the picture goes")] = Path(),
+    out: Annotated[Path, typer.Option(help="folder for the picture")] = Path(),
 ) -> None:
-    """The data sets that can be named, or one of them: who holds what, and how it is trained."""
+    """List the data sets, or show one: who holds what, and how it is trained."""
     from equipoise.data import DATASETS, load_federation
     from equipoise.data.catalogue import say_availability
     from equipoise.data.summary import draw_clients, list_facts
@@ -104,7 +104,7 @@ def datasets(
 
 
 def models() -> None:
-    """The models that can be named."""
+    """List the models."""
     from equipoise.models import MODELS
 
     table = Table("model", "what it is", title="Models", title_justify="left")

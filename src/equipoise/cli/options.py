@@ -1,7 +1,7 @@
 """Options that several commands share, each declared once.
 
-A command takes them as groups: a parameter whose type is one of the dataclasses below. `spread_options` shows typer each field
-as an option of its own.
+A command takes a group of them as one parameter, whose type is one of the dataclasses below. `spread_options` shows
+typer each field of a group as an option of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from equipoise.data import Federation
     from equipoise.study.jobs import Job
 
-OWN, SAFE = "Your own data", "Safety"  # headings of the help
+OWN, SAFE = "Your own data", "Safety"  # headings in the help of a command
 
 Dataset = Annotated[
     str,
@@ -37,7 +37,7 @@ DataDir = Annotated[Path | None, typer.Option(help="folder with the data sets' f
 
 
 def spread_options(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with every field of its groups as a parameter of its own."""
+    """Turn a command that takes groups of options into one with a parameter per option, which typer can read."""
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
     flat: list[inspect.Parameter] = []
@@ -64,21 +64,23 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass(frozen=True)
 class DataOptions:
-    """Where data are, and what the columns of a user's own mean."""
+    """Options that say where the data are, and how a user's own data are read."""
 
     data_dir: DataDir = None
     label: Annotated[str | None, typer.Option(help="label column [default: label]", rich_help_panel=OWN)] = None
     client: Annotated[str | None, typer.Option(help="client column [default: client]", rich_help_panel=OWN)] = None
     domain: Annotated[str | None, typer.Option(help="domain column [default: domain]", rich_help_panel=OWN)] = None
-    image_size: Annotated[int | None, typer.Option(help="images as squares of so many pixels", rich_help_panel=OWN)] = (
-        None
-    )
+    image_size: Annotated[
+        int | None, typer.Option(help="side of the square images, in pixels", rich_help_panel=OWN)
+    ] = None
     ignore: Annotated[
         str | None, typer.Option(help="columns to leave out, separated by commas", rich_help_panel=OWN)
     ] = None
     partition: Annotated[
         str | None,
-        typer.Option(help="deal rows out, for example 'dirichlet(clients=10, alpha=0.5)'", rich_help_panel=OWN),
+        typer.Option(
+            help="deal rows out to clients, for example 'dirichlet(clients=10, alpha=0.5)'", rich_help_panel=OWN
+        ),
     ] = None
     schema: Annotated[Path | None, typer.Option(help="schema.json of an earlier run", rich_help_panel=OWN)] = None
     skip_bad: Annotated[
@@ -86,7 +88,7 @@ class DataOptions:
     ] = False
 
     def name_source(self, dataset: str) -> str:
-        """The data set as one text, with what the options say about it."""
+        """The data set and these options as one text that `load_federation` reads."""
         from equipoise.data.catalogue import add_options
 
         use_data_folder(self.data_dir)
@@ -100,7 +102,7 @@ class DataOptions:
 
 @dataclass(frozen=True)
 class TrainingOptions:
-    """What the user changes of the data set's local training."""
+    """Options that change the local training that a data set comes with."""
 
     lr: Annotated[float | None, typer.Option(help="local learning rate [default: the data set's]")] = None
     epochs: Annotated[int | None, typer.Option(help="local epochs per round [default: the data set's]")] = None
@@ -111,7 +113,7 @@ class TrainingOptions:
     optimizer: Annotated[str | None, typer.Option(help="any optimizer of torch.optim")] = None
 
     def check_changes(self, mistakes: Mistakes) -> dict[str, Any]:
-        """The changes by name, each looked at by itself."""
+        """The options that were given, by name. Each is checked by itself; what is wrong is noted in `mistakes`."""
         from equipoise.training import check_training_changes
 
         given = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -127,30 +129,32 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How a run goes, whatever the method."""
+    """Options of a run that do not depend on the method."""
 
     rounds: Annotated[int | None, typer.Option(help="federated rounds [default: the data set's]")] = None
     participation: Annotated[
-        float | None, typer.Option(help="share of the clients in a round [default: the data set's]")
+        float | None, typer.Option(help="share of the clients in each round [default: the data set's]")
     ] = None
     model: Annotated[
         str | None, typer.Option(help="model, for example 'mlp(hidden=(64,))' [default: the data set's]")
     ] = None
     device: Annotated[str, typer.Option(help="cpu, cuda or mps")] = "cpu"
-    eval_every: Annotated[int, typer.Option(help="evaluate every n rounds; the last one always is")] = 1
+    eval_every: Annotated[int, typer.Option(help="evaluate after every n rounds, and after the last one")] = 1
     runner: Annotated[str, typer.Option(help="auto, inline, vectorised, processes")] = "auto"
     live: Annotated[
         str | None, typer.Option(help="watch the run in `mlflow` or `tensorboard`, or both, separated by a comma")
     ] = None
-    keep: Annotated[str | None, typer.Option(help=f"keep for plots, separated by commas: {', '.join(KINDS)}")] = None
+    keep: Annotated[str | None, typer.Option(help=f"keep these for plots, separated by commas: {', '.join(KINDS)}")] = (
+        None
+    )
     validation: Annotated[
         bool,
-        typer.Option("--validation", help="set training data aside, so that methods and rounds can be chosen by it"),
+        typer.Option("--validation", help="set training data aside, by which methods and rounds can be chosen"),
     ] = False
     out: Out = Path("runs")
 
     def check(self, mistakes: Mistakes) -> None:
-        """Note what no run can have."""
+        """Note in `mistakes` every option whose value no run can have."""
         from equipoise.engine.settings import check_option
 
         for name in ("rounds", "participation", "eval_every", "device"):
@@ -158,7 +162,7 @@ class RunOptions:
                 check_option(name, getattr(self, name))
 
     def build_job(self, dataset: str, data: Federation, changes: dict[str, Any]) -> Job:
-        """A run with these options, of the default method."""
+        """A job with these options, of the default method and seed."""
         from dataclasses import replace
 
         from equipoise.engine.runners import RunnerName
@@ -180,22 +184,24 @@ class RunOptions:
 
     @property
     def views(self) -> tuple[str, ...]:
+        """The live views that --live names."""
         from equipoise.runs.live import VIEWS
 
         return pick_from(self.live, VIEWS, "--live")
 
     @property
     def kinds(self) -> tuple[str, ...]:
+        """What --keep asks to keep."""
         return pick_from(self.keep, KINDS, "--keep")
 
 
 def pick_from(text: str | None, known: Iterable[str], option: str) -> tuple[str, ...]:
-    """The names of a list separated by commas, each of which must be known."""
+    """The names in a list separated by commas. One that is not known is an error."""
     return tuple(str(fit_to_type(name, Literal[tuple(known)], option)) for name in split_list(text or ""))
 
 
 def read_seeds(text: str) -> list[int]:
-    """`3` is 0, 1, 2; `0,42,100` is itself."""
+    """The seeds that --seeds asks for: `3` means 0, 1 and 2; `0,42,100` means these three."""
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(part.isdecimal() for part in parts) or (parts == ["0"] and "," not in text):
         raise EquipoiseError(
@@ -207,6 +213,6 @@ def read_seeds(text: str) -> list[int]:
 
 
 def use_data_folder(folder: Path | None) -> None:
-    """Worker processes find the folder in the environment, too."""
+    """Set EQUIPOISE_DATA to this folder, if one is given. Worker processes inherit the variable."""
     if folder is not None:
         os.environ["EQUIPOISE_DATA"] = str(folder)

@@ -17,7 +17,7 @@ from equipoise.study.comparison import Comparison
 
 
 def draw_run(result: Run) -> Table:
-    """What every domain and client got."""
+    """A table of what every domain and client got from a run."""
     accuracy, loss, area = (result.values(metric) for metric in ("accuracy", "loss", "auc"))
     table = Table(
         "domain", "client", "samples", "accuracy", "loss", *(["AUC"] if area else []), title_justify="left",
@@ -50,8 +50,10 @@ def draw_run(result: Run) -> Table:
 
 
 def draw_comparison(table: Comparison, name: str) -> RenderableType:
-    """The table as wide as the terminal allows: with domains and spreads, then without the domains' spreads, then without
-    the domains."""
+    """A comparison as the widest table that fits the terminal.
+
+    If it is too wide with all domains and spreads, it is shown without the domains' spreads, then without the domains.
+    """
     plain = tuple(column for column in table.columns if column in ("AVG", "STD", "MIN"))
     for columns, spreads in ((table.columns, table.columns), (table.columns, plain), (plain, plain)):
         shown = _draw_columns(table, name, columns, spreads)
@@ -80,7 +82,7 @@ def _draw_columns(table: Comparison, name: str, columns: Sequence[str], spreads:
 
 
 def suggest_commands(dataset: str, method: str) -> list[str]:
-    """What to look at next."""
+    """Commands that a user may want to try next, each with what it shows."""
     dataset = shlex.quote(dataset)
     return [
         f'equipoise run {dataset} --method "{method}"     one method, client by client',

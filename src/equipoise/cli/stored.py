@@ -20,7 +20,7 @@ def report(
     runs: Folders,
     out: Annotated[Path, typer.Option("-o", "--out", help="the page; tables go beside it")] = Path("report.html"),
 ) -> None:
-    """One page that shows who gained and who paid, with tables for papers beside it."""
+    """Write one page that shows who gained and who paid, and tables for papers beside it."""
     from equipoise.runs.reading import read_all
     from equipoise.study.report.page import write
 
@@ -35,11 +35,11 @@ def plot(
     runs: Folders,
     out: Annotated[Path, typer.Option("-o", "--out", help="folder of the pictures")] = Path("plots"),
 ) -> None:
-    """The report's plots as PDF and PNG, for papers."""
+    """Draw the report's plots as PDF and PNG, for papers."""
     from equipoise.runs.reading import read_all
     from equipoise.study.report.paper import save_chart
     from equipoise.study.report.plots import PLOTS, draw_partitions
-    from equipoise.study.report.study import group_studies
+    from equipoise.study.report.figures import group_studies
 
     kinds = (*PLOTS, "partitions")
     if kind not in (*kinds, "all"):
@@ -61,7 +61,7 @@ def plot(
 
 
 def runs(folders: Annotated[list[Path] | None, typer.Argument(help="where to look [default: runs]")] = None) -> None:
-    """The run folders that there are, and how far each came."""
+    """List the run folders, and how far each run came."""
     from equipoise.runs.reading import find_runs, read
 
     table = Table("run", "data", "method", "seed", "rounds", "status", title="Runs", title_justify="left")
@@ -91,7 +91,7 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="a run folder")],
     data: Annotated[str, typer.Argument(help="a data set, or your own data")],
 ) -> None:
-    """What a trained model gives every client of other data."""
+    """Measure a trained model at every client of other data."""
     from equipoise.data import load_federation
     from equipoise.metrics import figures
     from equipoise.runs.loading import load, measure

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from equipoise.study.workers import Failure
     from equipoise.study.workers import Progress as Advance
 
-COMPARED = "fedavg,fedheal,fedequilibria,eagle,fedfe,f2dc"
+COMPARED = "fedavg,fedheal,fedequilibria,eagle,fedfe,f2dc"  # by `compare`, if no methods are named
 STOPPED = 130  # the exit code of a program that Ctrl-C ended
 
 
@@ -50,7 +50,7 @@ def run(
     method: Annotated[str, typer.Option(help="a method, for example 'eagle + fedheal(tau=0.3)'")] = "fedavg",
     seed: Annotated[int, typer.Option(help="seed of everything random")] = 0,
     guard: Annotated[
-        bool, typer.Option("--guard", help="limit what a lying loss can gain", rich_help_panel=SAFE)
+        bool, typer.Option("--guard", help="limit what a false loss can gain", rich_help_panel=SAFE)
     ] = False,
     checkpoint_every: Annotated[
         int, typer.Option(help="a checkpoint every n rounds; 0 writes none", min=0, rich_help_panel=SAFE)
@@ -59,7 +59,7 @@ def run(
         bool, typer.Option("--resume", help="go on with the same run where it stopped", rich_help_panel=SAFE)
     ] = False,
 ) -> None:
-    """Train one method, and show what every domain and client got; or do all that an experiment file (TOML) asks for."""
+    """Train one method, and show what every domain and client got; or do all runs of an experiment file (TOML)."""
     from equipoise.cli.results import draw_run
     from equipoise.engine.simulation import prepare_simulation
     from equipoise.study.experiment import read_experiment
@@ -103,7 +103,7 @@ def run(
 
 
 def _refuse_beside_a_file(context: typer.Context) -> None:
-    """An experiment file says everything itself, but for where data and results are."""
+    """Refuse options beside an experiment file, which says everything itself but where data and results are."""
     free = {"dataset", "data_dir", "out", "live", "keep"}
     sources = {name: context.get_parameter_source(name) for name in context.params if name not in free}
     given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
@@ -126,7 +126,7 @@ def compare(
 ) -> None:
     """Train several methods with several seeds; print one table, and write the report.
 
-    What is finished already is not done again. fedavg and local_only are added as references.
+    Runs that are finished already are not done again. fedavg and local_only are added as references.
     """
     from equipoise.method import METHODS
     from equipoise.methods import parse
@@ -149,7 +149,7 @@ def compare(
 def _prepare(
     dataset: str, methods: Sequence[str], options: RunOptions, training: TrainingOptions, own: DataOptions
 ) -> tuple[Federation, Job]:
-    """The data and a job for them, once it is sure that nothing is wrong with what was given; else all that is wrong."""
+    """Load the data, and build a job for them. All that is wrong with the options is said in one error."""
     from equipoise.methods import parse
     from equipoise.study.experiment import load_or_look_up
 
@@ -169,7 +169,7 @@ def _prepare(
 
 
 def _execute(experiment: Experiment, out: Path, workers: int | None) -> None:
-    """Do all runs, show a table for each data set, and write the report."""
+    """Do all runs, show a table per data set, and write the report."""
     from equipoise.study.workers import Failure, execute_all
 
     jobs, totals = experiment.jobs, []
@@ -223,14 +223,14 @@ def _say_what_was_noted(experiment: Experiment, outcomes: Sequence[Outcome], fai
 
 
 def _show_outcomes(experiment: Experiment, outcomes: Sequence[Outcome], out: Path) -> None:
-    """A table for each data set, the verdict, and the page."""
+    """Print a table per data set and the verdicts, and write the report."""
     from equipoise.cli.results import draw_comparison, suggest_commands
     from equipoise.method.registry import adapt_to_data
     from equipoise.methods import parse
     from equipoise.runs.reading import read
     from equipoise.study.comparison import tabulate
     from equipoise.study.report.page import write
-    from equipoise.study.report.study import group_studies
+    from equipoise.study.report.figures import group_studies
     from equipoise.study.report.verdict import choose_by_validation, judge_all, tell_in_a_line, tell_in_two_sentences
 
     dataset = ""
@@ -255,7 +255,7 @@ def _show_outcomes(experiment: Experiment, outcomes: Sequence[Outcome], out: Pat
 
 
 def _draw_progress(bar: Progress, jobs: Sequence[Job], totals: Sequence[int]) -> Callable[[Advance], None]:
-    """A line for all runs and one per method."""
+    """Draw a progress bar for all runs and one per method. Returns the function that moves them."""
     whole = bar.add_task("all runs", total=sum(totals), note="")
     lines: dict[str, TaskID] = {}
     for job in jobs:
@@ -302,7 +302,10 @@ def _say_how_to_resume(checkpoint: Checkpoints | None) -> None:
 
 
 def _select_applicable(names: Sequence[str], data: Federation, job: Job, by_default: bool) -> list[str]:
-    """The methods that can be built for this data and model. One that the user named must be; a default is left out."""
+    """The methods that can be built for these data and this model.
+
+    One that cannot is left out with a note if it is there by default; if the user named it, that is an error.
+    """
     from equipoise.engine.loop import begin_run
 
     kept = []

@@ -1,4 +1,4 @@
-"""Federations: who holds what data. One file a data set."""
+"""Federations: who holds what data. `sets/` has one file per data set."""
 
 from equipoise.data.catalogue import DATASETS, load_federation
 from equipoise.data.federation import Client, Federation, Preparation, Protocol

@@ -1,8 +1,8 @@
-"""Decode once: images of many files as one uint8 array on disk, which later starts only map into memory.
+"""A cache of decoded images: many files become one uint8 array on disk, which later starts only map into memory.
 
-A pool is a folder with the pixels in `x`, the labels in `y.npy` and the rest in `pool.json`. It is written under another
-name and renamed when it is complete, so that a writer that is killed leaves nothing half done; it is written again when one
-of its source files has changed.
+Such a pool is a folder with the pixels in `x`, the labels in `y.npy` and the rest in `pool.json`. It is written under
+another name and renamed when it is complete, so that a writer that is killed leaves no half-written pool. It is written
+again when one of its source files has changed.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from equipoise.data.images import add_colour, resize
 from equipoise.errors import EquipoiseError
 from equipoise.grammar import join_words
 
-FORMAT = 1  # a change of what is stored makes old pools unreadable
-CHUNK = 1024  # images that are decoded before they are written
+FORMAT = 1  # raise it when what is stored changes: old pools are then ignored
+CHUNK = 1024  # images that are decoded and written at a time
 MIXED_SIZE = 32  # images of different size are brought to this one, unless a size is given
 
 UNREAD = -1  # the label of an image that could not be read
 PNG = b"\x89PNG\r\n\x1a\n"
-ABANDONED = 24 * 3600  # seconds after which an unfinished pool belongs to nobody any more
+ABANDONED = 24 * 3600  # seconds after which an unfinished pool is taken for a killed writer's
 
-# What Pillow raises for files that are no images, or only a part of one, or too large to be one.
+# What Pillow raises for files that are not images, or cut off, or too large.
 UNREADABLE = (OSError, SyntaxError, ValueError, IndexError, struct.error, Image.DecompressionBombError)
 Encoded = bytes | Path | np.ndarray  # a file's content, a file, or pixels [height, width] or [height, width, 3]
 
@@ -50,7 +50,7 @@ class Pictures(NamedTuple):
 
     images: Sequence[Encoded]
     labels: Sequence[int] | np.ndarray
-    name: Callable[[int], str]
+    name: Callable[[int], str]  # number of an image -> its name in messages
 
 
 @dataclass(frozen=True)
@@ -58,24 +58,24 @@ class PictureSet:
     """Images that belong together (a split of a domain, say), read only when no pool holds them yet."""
 
     name: str
-    files: tuple[Path, ...]  # what the images come from; their sizes and dates tell a changed source
-    load: Callable[[], Pictures]
-    version: str = ""  # of what makes the images, where no files do
+    files: tuple[Path, ...]  # what the images come from; another size or date means that a file has changed
+    load: Callable[[], Pictures]  # reads the images
+    version: str = ""  # of the code that generates or selects the images; another one means that they have changed
 
 
 @dataclass(frozen=True, eq=False)
 class Pool:
-    """All parts as one tensor; `x` is mapped from disk."""
+    """The images of several picture sets as one tensor. `x` is mapped from disk, not read into memory."""
 
     x: Tensor  # [n, channels, height, width], uint8
     y: Tensor  # [n]; -1 where the image could not be read and was to be skipped
-    parts: dict[str, Tensor]  # name of a part -> its positions
-    digest: str  # of all pixels and labels
+    parts: dict[str, Tensor]  # name of a picture set -> the positions of its images
+    digest: str  # hash of all pixels and labels
     notes: tuple[str, ...]  # what was done to the images
 
 
 def find_cache_folder() -> Path:
-    """`EQUIPOISE_CACHE`, or `equipoise` in the user's cache folder."""
+    """The folder of the cache: `EQUIPOISE_CACHE`, or `equipoise` in the user's cache folder."""
     own = os.environ.get("EQUIPOISE_CACHE")
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(own).expanduser() if own else Path(home) / "equipoise"
@@ -84,8 +84,8 @@ def find_cache_folder() -> Path:
 def open_pool(name: str, parts: Sequence[PictureSet], size: int | None = None, skip_bad: bool = False) -> Pool:
     """The images of all parts as squares of `size` pixels, grey if all of them are and in colour otherwise.
 
-    Without a size, images that are all alike stay as they are, and others become squares of 32 pixels. `skip_bad` leaves
-    unreadable images out and says which.
+    Without a size, images that all have the same size keep it, and others become squares of 32 pixels. `skip_bad`
+    leaves unreadable images out and says which.
     """
     settings = (FORMAT, name, size, skip_bad, [part.name for part in parts])
     paths = [str(path.resolve()) for part in parts for path in part.files]
@@ -102,7 +102,7 @@ def open_pool(name: str, parts: Sequence[PictureSet], size: int | None = None, s
 
 
 def _stamp(parts: Sequence[PictureSet]) -> str:
-    """What the source files looked like: another stamp, another pool."""
+    """A hash of the source files' sizes and dates. When it changes, the pool is written again."""
     files = [(path, path.stat()) for part in parts for path in part.files]
     facts = [(str(path), status.st_size, status.st_mtime_ns) for path, status in files]
     made = [part.version for part in parts]
@@ -115,7 +115,7 @@ def _opened(place: Path, stamp: str) -> Pool | None:
         about = json.loads((place / "pool.json").read_text())
         if about["stamp"] != stamp:
             return None
-        # copy on write: nothing can change the file
+        # mode "c" copies on write: nothing can change the file
         pixels = np.memmap(place / "x", dtype=np.uint8, mode="c", shape=tuple(about["shape"]))
         labels = np.load(place / "y.npy")
     except (OSError, ValueError, KeyError, EOFError):
@@ -131,7 +131,7 @@ def _write(place: Path, parts: Sequence[PictureSet], size: int | None, skip_bad:
     loaded = {part.name: part.load() for part in parts}
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        for left in place.parent.glob(f".{place.name}-*"):  # by a writer that was killed
+        for left in place.parent.glob(f".{place.name}-*"):  # left by a writer that was killed
             if time.time() - left.stat().st_mtime > ABANDONED:
                 shutil.rmtree(left, ignore_errors=True)
         folder = Path(tempfile.mkdtemp(dir=place.parent, prefix=f".{place.name}-"))
@@ -158,12 +158,12 @@ def _replace(folder: Path, place: Path) -> None:
         folder.rename(place)
     except OSError:
         if not place.exists():
-            raise  # otherwise somebody else was faster, with the same content
+            raise  # otherwise another process has put the same pool there first
     shutil.rmtree(old, ignore_errors=True)
 
 
 def _fill(folder: Path, loaded: Mapping[str, Pictures], size: int | None, skip_bad: bool) -> dict[str, Any]:
-    """Write pixels and labels, and return what `pool.json` says of them."""
+    """Write pixels and labels, and return what `pool.json` is to say of them."""
     shape = _survey(loaded.values(), size)
     digest = hashlib.sha256()
     labels: list[np.ndarray] = []
@@ -195,7 +195,7 @@ def _fill(folder: Path, loaded: Mapping[str, Pictures], size: int | None, skip_b
 
 
 def _survey(loaded: Iterable[Pictures], size: int | None) -> tuple[int, int, int]:
-    """The shape of a pool's images, from their headers."""
+    """The shape [channels, height, width] of a pool's images, found from the headers of the files."""
     shapes, colour = set(), False
     for pictures in loaded:
         for image in pictures.images:
@@ -213,7 +213,7 @@ def _header(image: Encoded) -> tuple[tuple[int, int], bool]:
     """Height and width of an image, and whether it has colour."""
     if isinstance(image, np.ndarray):
         return (image.shape[0], image.shape[1]), image.ndim == 3
-    if isinstance(image, bytes) and image[:8] == PNG and image[12:16] == b"IHDR":  # as most are: no need to open them
+    if isinstance(image, bytes) and image[:8] == PNG and image[12:16] == b"IHDR":  # read without Pillow: most are PNG
         width, height = struct.unpack(">II", image[16:24])
         return (height, width), image[25] not in (0, 4)
     with Image.open(_stream(image)) as header:
@@ -246,11 +246,11 @@ def _decoded(pictures: Pictures, start: int, skip_bad: bool) -> list[Tensor | No
 
 
 def _pixels(image: Encoded) -> Tensor:
-    """One image, grey or in colour."""
+    """One image `[channels, height, width]`, with one channel (grey) or three."""
     array = image
     if not isinstance(array, np.ndarray):
         with Image.open(_stream(array)) as picture:
-            if picture.mode.startswith("I"):  # 16 bits a pixel, as some scanners write them
+            if picture.mode.startswith("I"):  # 16 bits per pixel, as some scanners write them
                 array = (np.asarray(picture, dtype=np.uint32) >> 8).clip(0, 255).astype(np.uint8)
             else:
                 array = np.array(picture.convert("L" if _is_grey(picture.mode) else "RGB"))
@@ -261,7 +261,10 @@ def _pixels(image: Encoded) -> Tensor:
 def _alike(
     chunk: Sequence[Tensor | None], shape: tuple[int, int, int], origin: str, changed: Mapping[str, Counter[str]]
 ) -> Tensor:
-    """Images of any shapes as one tensor, black where there is none: those of one shape are changed together."""
+    """Images of any shapes as one tensor, black where an image could not be read.
+
+    Images of one shape are converted together. `changed` counts what was done to how many images of an origin.
+    """
     groups: dict[tuple[int, ...], list[int]] = {}
     for i, image in enumerate(chunk):
         if image is not None:

@@ -1,4 +1,4 @@
-"""The data sets by name."""
+"""The data sets by name, and `load_federation`, which reads one from text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from equipoise.errors import EquipoiseError
 from equipoise.grammar import Call, Entry, Registry, parse_one
 
 DATASETS: Registry[Federation] = Registry("dataset")
-NAMED = re.compile(r"\s*([A-Za-z_][\w-]*)\s*(\(.*\))?\s*", re.DOTALL)  # a name, with arguments perhaps
+NAMED = re.compile(r"\s*([A-Za-z_][\w-]*)\s*(\(.*\))?\s*", re.DOTALL)  # a name, with or without arguments
 
 
 def _register(function: Callable[..., Federation], reference: str) -> None:
@@ -38,7 +38,7 @@ def _register(function: Callable[..., Federation], reference: str) -> None:
 
 
 def list_presets(name: str) -> tuple[str, ...]:
-    """The presets of a data set.
+    """The names of a data set's presets, which are ways to deal out and train it.
 
     >>> list_presets("pacs")
     ('cpu', 'fedequilibria', 'f2dc')
@@ -49,7 +49,7 @@ def list_presets(name: str) -> tuple[str, ...]:
 
 
 def say_availability(name: str) -> str:
-    """Whether the files of a data set are there, in a word or two."""
+    """Whether the files of a data set are here, in a word or two."""
     sources = list_sources(name)
     missing = [source for source in sources if not source.is_here]
     if not sources:
@@ -60,7 +60,7 @@ def say_availability(name: str) -> str:
 
 
 def list_sources(name: str) -> tuple[Source, ...]:
-    """Where the files of a data set come from, as its module says."""
+    """The sources of a data set's files, which its module lists as `NEEDS`."""
     module = sys.modules[DATASETS[name].function.__module__]
     return tuple(getattr(module, "NEEDS", ()))
 
@@ -85,7 +85,7 @@ _register(own, "yours")
 
 
 def is_path(text: str) -> bool:
-    """Whether a text names a user's own data (a file, a folder, an id of the Hugging Face hub), not a data set of ours.
+    """Whether a text names a user's own data (a file, a folder, an id of the Hugging Face hub), not a named data set.
 
     >>> is_path("./my-data"), is_path("owner/name"), is_path("table.csv"), is_path("digits(preset='cpu')")
     (True, True, True, False)
@@ -123,7 +123,7 @@ def load_federation(text: str) -> Federation:
     call = parse_one(named[1].replace("-", "_") + (named[2] or "") if named else text, "data set")
     entry = DATASETS.find(call.name.replace("_", "-"))
     data = entry.function(**entry.check(dict(call.arguments)))
-    if entry.function is own:  # where somebody's files lie is not for records, which are passed on
+    if entry.function is own:  # records are passed on: they must not tell where a user's files are
         return data
     arguments = ", ".join(f"{name}={value!r}" for name, value in call.arguments)
     return replace(data, arguments=arguments, dataset=entry.name)

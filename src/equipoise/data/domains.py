@@ -1,4 +1,4 @@
-"""What the domain-skew benchmarks share: clients that each hold a part of one domain, and one test set a domain."""
+"""What the domain-skew benchmarks share: clients that each hold a part of one domain, and one test set per domain."""
 
 from __future__ import annotations
 
@@ -23,19 +23,22 @@ Domains = Mapping[str, tuple[PictureSet, PictureSet]]  # domain -> its training 
 
 @dataclass(frozen=True)
 class Preset:
-    """A paper's protocol (or ours) for a domain-skew benchmark. Counts are fixed, not shares: data may be incomplete."""
+    """How a domain-skew benchmark is dealt out and trained: a paper's protocol, or a smaller one of the library.
+
+    Clients hold a fixed number of samples, not a share of the data, because a user's files may be incomplete.
+    """
 
     clients: Mapping[str, tuple[int, int]]  # domain -> how many clients, and training samples of each
-    size: int  # of the images, in pixels
+    size: int  # side of the square images, in pixels
     protocol: Protocol
-    pad: int = 0  # black pixels around an image before it is cropped
-    flip: bool = False
-    test: int | None = None  # the largest test set of a domain; None: all there is
-    split: Literal["files", "per class"] = "files"  # as the files have it, or anew: 80 % of each class train
+    pad: int = 0  # black pixels around a training image before it is cropped at random
+    flip: bool = False  # whether training images are mirrored at random
+    test: int | None = None  # the largest test set of a domain; None: all test images
+    split: Literal["files", "per class"] = "files"  # that of the files, or a new one: 80 % of each class train
 
 
 def momentum_sgd(lr: float, batch: int, epochs: int) -> Training:
-    """The optimizer that the three papers share."""
+    """Local training with the optimizer that FedHEAL, FedEquilibria and F2DC share."""
     return Training(lr=lr, batch=batch, epochs=epochs, momentum=0.9, weight_decay=1e-5)
 
 
@@ -49,9 +52,10 @@ def build_domain_federation(
     sizes: Mapping[str, tuple[int, int]] | None = None,
     notes: Sequence[str] = (),
 ) -> Federation:
-    """Clients of every domain, as a preset allocates them.
+    """A federation with clients of every domain, as a preset deals them out.
 
-    `complete`: every client sees every class. `sizes` are those of the complete data: whatever differs is said.
+    With `complete` every client holds every class. `sizes` are the numbers of training and test images in the complete
+    data: a note says where the files at hand have others.
     """
     images = open_pool(name, [part for pair in domains.values() for part in pair], preset.size)
     clients, partial = [], []
@@ -84,7 +88,7 @@ def build_domain_federation(
 
 
 def _anew(positions: Tensor, y: Tensor, name: str, domain: str) -> tuple[Tensor, Tensor]:
-    """All images of a domain, split anew: of each class the first 80 % of a fixed random order train."""
+    """Split the images of a domain anew: of each class the first 80 % in a fixed random order train."""
     train, test = [], []
     for label in y[positions].unique().tolist():
         members = positions[y[positions] == label]
@@ -96,7 +100,8 @@ def _anew(positions: Tensor, y: Tensor, name: str, domain: str) -> tuple[Tensor,
 
 
 def objects(source: Source, domains: Sequence[str], classes: Sequence[str]) -> Domains:
-    """The parts of each domain: Parquet files, or image folders by class that are split as in the papers."""
+    """The training and test images of each domain: from Parquet files, or from image folders by class, which are split
+    as in the papers."""
     found = {}
     for domain in domains:
         folder = next((p / domain for p in source.places() if find_images(p / domain)), None)

@@ -28,16 +28,20 @@ NO_CLIENTS = "A federation needs at least one client. Found none."
 
 @dataclass(frozen=True, eq=False)
 class Client:
-    """Positions in the federation's pool. Clients of one domain may share a test set: then they share the tensor."""
+    """A data owner: its name, and the positions of its samples in the federation's pool.
+
+    Clients of one domain may share a test set: they then hold the same tensor.
+    """
 
     name: str
-    train: Tensor
-    validation: Tensor = NOTHING
-    test: Tensor = NOTHING
-    domain: str = ""
-    joins: int = 0  # the first round in which it can take part
+    train: Tensor  # positions of its training samples
+    validation: Tensor = NOTHING  # positions of its validation samples
+    test: Tensor = NOTHING  # positions of its test samples
+    domain: str = ""  # the kind of data that it holds; empty: it is a domain of its own
+    joins: int = 0  # the first round in which it can take part, counted from 0
 
     def split(self, name: Split) -> Tensor:
+        """The positions of its training, validation or test samples."""
         return {"train": self.train, "validation": self.validation, "test": self.test}[name]
 
 
@@ -45,52 +49,53 @@ class Client:
 class Protocol:
     """How a data set is meant to be trained: what a run uses where the user says nothing."""
 
-    rounds: int = 30
-    participation: float = 1.0
-    training: Training = field(default_factory=Training)
-    model: str = "linear"
-    name: str = "default"
-    note: str = ""
+    rounds: int = 30  # federated rounds
+    participation: float = 1.0  # share of the clients in each round
+    training: Training = field(default_factory=Training)  # how a client trains in a round
+    model: str = "linear"  # a network as text, such as "mlp(hidden=(64,))"
+    name: str = "default"  # of the protocol, as records tell it
+    note: str = ""  # what a reader of results should know about it
 
 
 class Preparation:
-    """Raw samples -> what the model sees. This one does nothing; image data sets normalise and augment.
+    """Turns raw samples into what the model sees. This one does nothing; that of images normalises and augments.
 
-    `draws` uniform numbers per sample come from the seed and drive the augmentation, so that it does not depend on the
-    runner.
+    The augmentation is driven by `draws` uniform numbers per sample. They follow from the seed alone, so that the
+    result does not depend on the runner.
     """
 
-    draws: int = 0
+    draws: int = 0  # random numbers per sample
 
     def training(self, x: Tensor, draws: Tensor) -> Tensor:
-        """A batch for training: `x [n, ...]`, `draws [n, self.draws]`."""
+        """Prepare a batch for training: `x [n, ...]`, `draws [n, self.draws]`."""
         return self.evaluation(x)
 
     def evaluation(self, x: Tensor) -> Tensor:
+        """Prepare samples for evaluation: as for training, but without augmentation."""
         return x
 
     def describe(self) -> dict[str, object] | None:
-        """What is needed to prepare samples for the trained model again, as JSON has it; None where that is nothing."""
+        """What must be stored to prepare samples in the same way later, as JSON values; None if nothing must."""
         return None
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """Who holds what. `x` and `y` are one pool; a client is a set of positions in it."""
+    """Who holds what. `x` and `y` are one pool of samples; a client is a set of positions in it."""
 
     name: str
-    x: Tensor
-    y: Tensor
+    x: Tensor  # [n, ...], the samples
+    y: Tensor  # [n], their labels: positions in `classes`
     clients: tuple[Client, ...]
-    classes: tuple[str, ...]
-    protocol: Protocol = field(default_factory=Protocol)
-    preparation: Preparation = field(default_factory=Preparation)
+    classes: tuple[str, ...]  # the names of the classes
+    protocol: Protocol = field(default_factory=Protocol)  # how the data are meant to be trained
+    preparation: Preparation = field(default_factory=Preparation)  # how samples become what the model sees
     notes: tuple[str, ...] = ()  # what a reader of results must know (generated data, smaller settings)
-    digest: str = ""  # hash of the pool, where it is known already: a large pool on disk need not be read for it
-    schema: Mapping[str, object] | None = None  # of a table: its columns and their levels
+    digest: str = ""  # hash of the pool, if it is known already, so that a large pool on disk need not be read for it
+    schema: Mapping[str, object] | None = None  # of tables and of a user's own data: label, classes and columns
     is_elsewhere: bool = False  # the data are at the clients, and the pool only has their shape
-    dataset: str = ""  # the library's name for these data; a user's own have none, whatever they are called
-    arguments: str = ""  # of the data set, as its user wrote them: "alpha=0.1"
+    dataset: str = ""  # the library's name for these data; empty for a user's own
+    arguments: str = ""  # of the data set, as the user wrote them: "alpha=0.1"
 
     def __post_init__(self) -> None:
         twins = [name for name, count in Counter(c.name for c in self.clients).items() if count > 1]
@@ -108,11 +113,11 @@ class Federation:
 
     @property
     def domains(self) -> tuple[str, ...]:
-        """The domains, in the order in which clients first show them. A federation without domains has one per client."""
+        """The domains, in the order of the clients. A client without a domain is a domain of its own."""
         return tuple(dict.fromkeys(client.domain or client.name for client in self.clients))
 
     def available(self, round: int) -> Sequence[int]:
-        """The clients that can take part in a round, counted from 0."""
+        """The numbers of the clients that can take part in a round. Rounds are counted from 0."""
         joins = self._joins
         if not joins.any():
             return range(len(self.clients))
@@ -127,14 +132,16 @@ class Federation:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
+        """The shape of one sample as the model sees it."""
         return tuple(self.example().shape[1:])
 
     @property
     def total_samples(self) -> int:
+        """The number of training samples of all clients together."""
         return sum(len(client.train) for client in self.clients)
 
     def example(self) -> Tensor:
-        """Two prepared samples: what a model is built for."""
+        """Two prepared samples, from which a model learns the shape of its input."""
         x = self.x[:2] if len(self.x) > 1 else self.x[[0, 0]]
         return self.preparation.evaluation(x)
 
@@ -144,14 +151,15 @@ class Federation:
 
     @cached_property
     def training_positions(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """All clients' training positions one after the other, and where each client's begin (and the last one's end)."""
+        """The training positions of all clients in one array, and where each client's begin (and the last one's
+        end)."""
         sizes = [len(client.train) for client in self.clients]
         whole = torch.cat([client.train for client in self.clients]).cpu().numpy()
         return whole, np.concatenate([[0], np.cumsum(sizes)])
 
     @cached_property
     def pool_digest(self) -> str:
-        """A hash of all samples and labels. Federations that are made of this one carry it on."""
+        """A hash of all samples and labels. A federation that is made from this one has the same."""
         if self.digest:
             return self.digest
         digest = hashlib.sha256(repr((tuple(self.x.shape), str(self.x.dtype))).encode())
@@ -161,7 +169,7 @@ class Federation:
 
     @cached_property
     def fingerprint(self) -> str:
-        """A hash of the pool and of the partition: two runs with the same one saw the same data."""
+        """A hash of the pool and of the partition: two runs with equal fingerprints used the same data."""
         digest = hashlib.sha256(repr((self.classes, self.pool_digest)).encode())
         digest.update(repr([(client.name, client.domain, client.joins) for client in self.clients]).encode())
         digest.update(self.partition.encode())
@@ -169,20 +177,20 @@ class Federation:
 
     @cached_property
     def partition(self) -> str:
-        """A hash of who holds which samples alone."""
+        """A hash of who holds which samples, whatever the samples are."""
         return partitions.hash_partition([c.split(name) for c in self.clients for name in get_args(Split)])
 
-    # ------------------------------------------------------------------ other federations made of this one
+    # ------------------------------------------------------------------ other federations made from this one
     def with_validation(self, share: float = 0.2, seed: int = 0) -> Federation:
         """The same federation, where every client without a validation part sets aside a share of its training data.
 
-        A client with a single sample cannot: it validates on the sample it trains on.
+        A client with a single sample cannot set one aside: it validates on the sample that it trains on.
         """
         clients = tuple(_set_aside(client, share, seed) for client in self.clients)
         return replace(self, clients=clients, digest=self.pool_digest)
 
     def pooled(self) -> Federation:
-        """One client that holds all training data: the reference `centralised`."""
+        """The same data at one client that holds all of them: what the reference method `centralised` trains on."""
         train = torch.cat([client.train for client in self.clients])
         validation = torch.cat([client.validation for client in self.clients])
         return replace(self, clients=(Client("pooled", train, validation),))
@@ -205,7 +213,9 @@ class Federation:
     ) -> Federation:
         """A federation of your own arrays: for each client samples `[n, ...]` and integer labels `[n]`.
 
-        Without `test`, `test_share` of each client's samples is set aside for testing (none where it has a single one).
+        `validation` and `test` are held out in the same form. Without `test`, `test_share` of each client's samples is
+        set aside for testing (none where it has a single one). `domains` gives each client's domain, `joins` the first
+        round in which it can take part; `classes` is the number of classes, or their names.
 
         >>> import torch
         >>> x, y = torch.randn(20, 3), torch.arange(20) % 2
@@ -240,19 +250,20 @@ class Federation:
 def divide_clients(
     parts: Mapping[str, Tensor], shares: tuple[float, float, float], *path: int | str
 ) -> tuple[Client, ...]:
-    """A client for each named part, whose samples are divided into training, validation and test ones."""
+    """One client per named part, with its samples divided into training, validation and test ones by random draws that
+    follow from `path`."""
     return tuple(
         Client(name, *partitions.split_three_ways(part, shares, *path, "split", name)) for name, part in parts.items()
     )
 
 
 def number_parts(parts: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Parts of clients that have no names of their own."""
+    """Names for parts that have none: `client 0`, `client 1` and so on."""
     return {f"client {k}": part for k, part in enumerate(parts)}
 
 
 def _divide(index: Tensor, share: float, seed: int, *path: str) -> tuple[Tensor, Tensor]:
-    """What stays and what is set aside: at least one sample each, where there are two."""
+    """What stays and what is set aside: at least one sample each, if there are two."""
     if len(index) < 2:
         return index, NOTHING
     count = min(max(1, round(share * len(index))), len(index) - 1)
@@ -268,7 +279,7 @@ def _set_aside(client: Client, share: float, seed: int) -> Client:
 
 
 class _Pool:
-    """Collects arrays, and refuses what does not fit with the name of the client that it came from."""
+    """Collects the clients' arrays. One that does not fit is refused with the name of its client."""
 
     def __init__(self) -> None:
         self.x: list[Tensor] = []

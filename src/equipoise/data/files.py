@@ -1,4 +1,4 @@
-"""Files on disk -> rows. What cannot be read is an error that names the file."""
+"""Reads tables and finds images on disk. A file that cannot be read is an error that names it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MISSING = ["", "?", "NA", "N/A", "NaN", "nan", "null", "None", "-"]  # what stan
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Whatever goes wrong with a file is one line that names it."""
+    """Turn whatever goes wrong with a file into an error of one line that names it."""
     try:
         yield
     except FileNotFoundError:
@@ -33,10 +33,10 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def read_table(path: Path) -> pa.Table:
-    """A Parquet, CSV or TSV file."""
+    """The rows of a Parquet, CSV or TSV file."""
     with _reading(path):
         if path.suffix.lower() == ".parquet":
-            return pq.ParquetFile(path).read()  # a single file, whatever its folders are called
+            return pq.ParquetFile(path).read()  # reads one file alone, and no columns from the names of its folders
         return pyarrow.csv.read_csv(
             path,
             parse_options=pyarrow.csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ","),
@@ -45,7 +45,10 @@ def read_table(path: Path) -> pa.Table:
 
 
 def read_rows(path: Path) -> tuple[pa.Table, str | None]:
-    """A table without its images, and the column that holds them, if there is one: images are large, and cached elsewhere."""
+    """A table without its image column, and the name of that column, if there is one.
+
+    Images are large: they are read later, and only if the cache does not hold them.
+    """
     if path.suffix.lower() != ".parquet":
         return read_table(path), None
     with _reading(path), pq.ParquetFile(path) as file:
@@ -54,7 +57,7 @@ def read_rows(path: Path) -> tuple[pa.Table, str | None]:
 
 
 def find_shards(folder: Path, split: str) -> list[Path]:
-    """The Parquet files of one split, `train-00000-of-00002.parquet` and so on; none missing."""
+    """The Parquet files of one split, `train-00000-of-00002.parquet` and so on. A missing one is an error."""
     found = sorted(folder.glob(f"{split}-*.parquet"))
     for path in found:
         total = re.search(r"-of-(\d+)$", path.stem)
@@ -71,7 +74,7 @@ def find_images(folder: Path) -> list[Path]:
 
 
 def read_features(table: pa.Table) -> dict[str, Any]:
-    """What the Hugging Face libraries wrote about the columns, if they did."""
+    """What the Hugging Face libraries wrote about the columns into the file; empty if they did not."""
     kept = (table.schema.metadata or {}).get(b"huggingface")
     try:
         return dict(json.loads(kept)["info"]["features"]) if kept else {}

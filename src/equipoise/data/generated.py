@@ -1,7 +1,7 @@
-"""Stand-ins for images that cannot be had: digits drawn with fonts, and blends of two handwritten digits.
+"""Generated images that stand in for files that are missing: digits drawn with fonts, and blends of handwritten digits.
 
-They are ours, and are called *generated* wherever they show up. The same seed gives the same images (with the same version of
-Pillow, which draws the letters).
+They are called *generated* wherever they show up. The same seed gives the same images (with the same version of Pillow,
+which draws the letters).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from equipoise import seeds
 from equipoise.data.cache import Pictures, PictureSet
 
-VERSION = "1"  # another one, and cached images are drawn again
+VERSION = "1"  # raise it when the images change: cached ones are then drawn again
 SIZE, CANVAS = 32, 64  # images are drawn at twice their size
 FONTS = (
     "DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSansMono", "DejaVuSerif", "DejaVuSerif-Bold",
@@ -26,7 +26,7 @@ CONTRAST = 70  # least difference of brightness between a digit and its backgrou
 
 
 def draw_digits(split: str, count: int, seed: int = 0) -> PictureSet:
-    """Digits in many fonts, colours and slants, on backgrounds with clutter."""
+    """`count` digits in many fonts, colours and slants, on cluttered backgrounds."""
 
     def load() -> Pictures:
         draw = _generator(seed, "drawn digits", split)
@@ -42,7 +42,7 @@ def _generator(*path: int | str) -> np.random.Generator:
 
 @cache
 def _font(name: str, size: int) -> ImageFont.FreeTypeFont:
-    import matplotlib  # its fonts come with it, so that every machine has the same ones
+    import matplotlib  # it brings its fonts along, so that every machine has the same ones
 
     return ImageFont.truetype(str(Path(matplotlib.get_data_path()) / "fonts" / "ttf" / f"{name}.ttf"), size)
 
@@ -64,7 +64,7 @@ def _digit(label: int, draw: np.random.Generator) -> np.ndarray:
 
 
 def _background(draw: np.random.Generator) -> np.ndarray:
-    """A slope between two colours, with a few lines and discs on it."""
+    """A gradient between two colours, with a few lines and discs on it."""
     first, second = draw.uniform(0, 255, (2, 3))
     slope = np.linspace(0, 1, CANVAS)[:, None] * np.cos(angle := draw.uniform(0, np.pi)) + np.linspace(
         0, 1, CANVAS
@@ -84,7 +84,7 @@ def _background(draw: np.random.Generator) -> np.ndarray:
 
 
 def _colour(draw: np.random.Generator, brightness: float) -> np.ndarray:
-    """A colour that can be told from the background."""
+    """A colour that stands out from the background."""
     colour = draw.uniform(0, 255, 3)
     if abs(colour.mean() - brightness) < CONTRAST:
         colour += (CONTRAST if brightness < 128 else -CONTRAST) + brightness - colour.mean()
@@ -111,7 +111,7 @@ def _stamp(canvas: np.ndarray, text: str, across: int, colour: np.ndarray, draw:
 def blend_digits(images: np.ndarray, labels: np.ndarray, count: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Ambiguous images `[count, ...]`: two digits of different classes in one, labelled as either of them.
 
-    Which of the two is a fair draw, so that nobody can do better than a half on them, but for the weight of the blend.
+    A fair coin decides which of the two, so that a model can hardly be right on more than half of them.
     """
     draw = _generator(seed, "blended digits")
     first = draw.integers(len(images), size=count)

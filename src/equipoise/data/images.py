@@ -1,4 +1,4 @@
-"""Images as uint8 tensors, and what is done to whole batches of them."""
+"""Images as uint8 tensors: batches of them are cropped, mirrored, normalised, coloured and resized."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # mean and standard d
 
 @dataclass(frozen=True, eq=False)
 class Images(Preparation):
-    """uint8 images `[n, channels, height, width]` -> normalised floats; in training cropped and flipped at random.
+    """Turns uint8 images `[n, channels, height, width]` into normalised floats; training crops and mirrors at
+    random."""
 
-    `mean` and `std` are in units of [0, 1], one per channel, or one per pixel. `pad` black pixels are put around an image
-    before a part of its own size is cut out; `flip` mirrors every other image.
-    """
-
-    mean: Sequence[float] | Tensor = (0.0,)
-    std: Sequence[float] | Tensor = (1.0,)
-    pad: int = 0
-    flip: bool = False
+    mean: Sequence[float] | Tensor = (0.0,)  # for pixels in [0, 1], one number per channel or per pixel
+    std: Sequence[float] | Tensor = (1.0,)  # the same, for the standard deviation
+    pad: int = 0  # black pixels around a training image before a part of its own size is cut out
+    flip: bool = False  # whether every training image is mirrored with a chance of one half
 
     @property
     def draws(self) -> int:  # type: ignore[override]
+        """Random numbers per sample: two place the crop, one decides on the mirror image."""
         return 2 * bool(self.pad) + self.flip
 
     def training(self, x: Tensor, draws: Tensor) -> Tensor:
+        """Crop and mirror a batch as its draws say, and normalise it."""
         if self.pad:
             x = crop(x, self.pad, draws[:, 0], draws[:, 1])
         if self.flip:
@@ -40,11 +39,13 @@ class Images(Preparation):
         return self.evaluation(x)
 
     def evaluation(self, x: Tensor) -> Tensor:
+        """Normalise images."""
         mean, std = (self._shaped(value, x.device) for value in (self.mean, self.std))
         return x.float().mul_(1 / (255 * std)).sub_(mean / std)
 
     def describe(self) -> dict[str, object]:
-        """Cropping and flipping belong to training alone, and are left out."""
+        """Mean and standard deviation as JSON values. Cropping and mirroring, which belong to training, are left
+        out."""
         plain = {
             name: value.tolist() if isinstance(value, Tensor) else list(value)
             for name, value in (("mean", self.mean), ("std", self.std))
@@ -57,7 +58,7 @@ class Images(Preparation):
 
 
 def rebuild_preparation(facts: Mapping[str, Any] | None) -> Preparation:
-    """The preparation that `describe` told of."""
+    """The preparation that `Preparation.describe` has described."""
     if not facts:
         return Preparation()
     mean, std = (  # one number per channel stays as it is written; one per pixel becomes a tensor
@@ -81,10 +82,10 @@ def flip(x: Tensor, draw: Tensor) -> Tensor:
 
 
 def add_colour(x: Tensor) -> Tensor:
-    """Grey images with their channel three times; colour images as they are."""
+    """Grey images with their channel repeated three times; colour images as they are."""
     return x.expand(-1, 3, -1, -1) if x.shape[1] == 1 else x
 
 
 def resize(x: Tensor, size: int) -> Tensor:
-    """uint8 images as squares of `size` pixels: linear interpolation, averaged over what becomes one pixel, as Pillow does."""
+    """uint8 images as squares of `size` pixels: linear interpolation, smoothed where they shrink, as in Pillow."""
     return F.interpolate(x, (size, size), mode="bilinear", antialias=True)

@@ -1,4 +1,5 @@
-"""Your own data: a folder with one sub-folder a client, a table with a client column, or a data set of the Hugging Face hub."""
+"""Your own data: a folder with one sub-folder per client, a table with a client column, or a data set of the Hugging
+Face hub."""
 
 from __future__ import annotations
 
@@ -25,22 +26,23 @@ from equipoise.errors import EquipoiseError
 from equipoise.grammar import did_you_mean, join_words, require
 from equipoise.training import Training
 
-SHARES = (0.6, 0.2, 0.2)  # training, validation and test, where the data has no test part of its own
-MOST_CLASSES = 1_000
+SHARES = (0.6, 0.2, 0.2)  # training, validation and test, where the data have no test part of their own
+MOST_CLASSES = 1_000  # a label column with more different values hardly holds classes
 IMAGE_PROTOCOL = Protocol(30, 1.0, Training(batch=32, lr=0.02, momentum=0.9), "resnet10(width=16)", "own images")
 TABLE_PROTOCOL = Protocol(50, 1.0, Training(batch=16, lr=0.05), "mlp(hidden=(32,))", "own table")
 
 
 @dataclass(frozen=True, eq=False)
 class Holding:
-    """The rows of one client in one piece: `rows` are their numbers in the piece, `positions` those in the whole data."""
+    """The rows of one client in one piece of the data (a table, say)."""
 
     client: str
     piece: Piece
-    rows: Tensor
-    positions: Tensor
+    rows: Tensor  # their numbers in the piece
+    positions: Tensor  # their numbers in the whole data
 
     def values(self, column: str) -> list[object]:
+        """The values of these rows in a column."""
         return list(self.piece.table[column].take(pa.array(self.rows.numpy())).to_pylist())
 
 
@@ -59,10 +61,11 @@ def own(
 ) -> Federation:
     """Your own data: image folders, tables with a label column, or a data set of the Hugging Face hub.
 
-    `label`, `client` and `domain` name columns (those of the same name, if nothing is said), `ignore` columns to leave out.
-    `partition` deals out rows that belong to nobody, for example `dirichlet(clients=10, alpha=0.5)`. `schema` is a file that
-    an earlier run wrote. `skip_bad` leaves out images that cannot be read, and says which. With `site` the path is what one
-    client of this name holds, and nothing else.
+    `label`, `client` and `domain` name columns; by default the columns of these names are used. `ignore` lists columns
+    to leave out. `partition` deals out rows that belong to no client, for example `dirichlet(clients=10, alpha=0.5)`.
+    Images become squares of `image_size` pixels. `schema` is a file that an earlier run wrote. `skip_bad` leaves out
+    images that cannot be read, and says which. With `site` the path holds the data of a single client, which gets this
+    name.
     """
     require(image_size is None or image_size >= 1, "image_size", "at least 1", image_size)
     notes: list[str] = []
@@ -100,7 +103,7 @@ def own(
 
 
 def _parts(pieces: Sequence[Piece]) -> list[PictureSet]:
-    """The images of every piece, for the cache."""
+    """The images of every piece, as the cache takes them."""
 
     def load(piece: Piece) -> Pictures:
         assert piece.images is not None
@@ -146,7 +149,7 @@ def _labels(pieces: Sequence[Piece], label: str, fixed: Schema | None) -> tuple[
     unknown = sorted(set(texts) - set(classes))
     if unknown:
         raise EquipoiseError(f"Label {unknown[0]!r} is not one of the classes: {join_words(list(classes), 12)}.")
-    if len(set(texts)) < 2 and not fixed:  # with a schema these may be the rows of one site among others
+    if len(set(texts)) < 2 and not fixed:  # with a schema, these may be the rows of one site among several
         raise EquipoiseError(f"Every row has the label {texts[0]!r}: there is nothing to learn.")
     if len(classes) > MOST_CLASSES:
         raise EquipoiseError(
@@ -157,7 +160,7 @@ def _labels(pieces: Sequence[Piece], label: str, fixed: Schema | None) -> tuple[
 
 
 def _in_order(names: set[str]) -> tuple[str, ...]:
-    """Numbers by size, other names by letter."""
+    """Names in order: by size if all are whole numbers, otherwise alphabetically."""
     whole = all(re.fullmatch(r"-?\d+", name) for name in names)
     return tuple(sorted(names, key=int) if whole else sorted(names))
 
@@ -167,7 +170,7 @@ def _offsets(pieces: Sequence[Piece]) -> list[int]:
 
 
 def _held(pieces: Sequence[Piece], column: str, path: str) -> list[Holding]:
-    """Who holds which rows, as folders or a column say."""
+    """Who holds which rows, as the folders or a column say."""
     found = []
     for piece, start in zip(pieces, _offsets(pieces), strict=False):
         if piece.client is not None:
@@ -189,12 +192,12 @@ def _held(pieces: Sequence[Piece], column: str, path: str) -> list[Holding]:
 
 
 def order_by_number(name: str) -> list[tuple[int, str]]:
-    """A key that puts `site 10` behind `site 2`."""
+    """A sort key that puts `site 10` behind `site 2`."""
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
 def _dealt(pieces: Sequence[Piece], rule: str, y: Tensor) -> list[Holding]:
-    """All rows together, dealt out by a rule."""
+    """Deal out all rows together by a partition rule."""
     found = []
     offsets = _offsets(pieces)
     for name, part in number_parts(dealt(rule, y)).items():
@@ -206,7 +209,7 @@ def _dealt(pieces: Sequence[Piece], rule: str, y: Tensor) -> list[Holding]:
 
 
 def _domains(holdings: Sequence[Holding], column: str | None) -> dict[str, str]:
-    """The domain of each client, where a column says it."""
+    """The domain of each client, if there is a column for it."""
     found: dict[str, str] = {}
     for holding in holdings:
         if (column or "domain") not in holding.piece.table.column_names:
@@ -229,7 +232,8 @@ def _domains(holdings: Sequence[Holding], column: str | None) -> dict[str, str]:
 def _clients(
     holdings: Sequence[Holding], y: Tensor, readable: Tensor, domains: Mapping[str, str], seed: int
 ) -> tuple[Client, ...]:
-    """The clients' parts: as the names of files say, or divided anew where they have no test part."""
+    """The clients with their training, validation and test parts: as the names of files say, or divided at random where
+    a client has no test part."""
     clients = []
     for name in dict.fromkeys(holding.client for holding in holdings):
         parts: dict[Split, list[Tensor]] = {"train": [], "validation": [], "test": []}
@@ -255,7 +259,7 @@ def _features(
     apart: set[str],
     fixed: Schema | None,
 ) -> tuple[Schema, Tensor]:
-    """Every client's rows as features, and the schema behind them."""
+    """The schema of the columns, and every client's rows as features."""
     together = {client.name: _rows(client.name, [h for h in holdings if h.client == client.name]) for client in clients}
     schema = fixed or infer_schema([rows for rows, _ in together.values()], label, classes, apart)
     x = torch.zeros(size, schema.width)
@@ -266,7 +270,7 @@ def _features(
 
 
 def _rows(client: str, holdings: Sequence[Holding]) -> tuple[Rows, Tensor]:
-    """All rows of one client as one table, and their positions."""
+    """All rows of one client as one table, and their positions in the whole data."""
     tables = [h.piece.table.replace_schema_metadata().take(pa.array(h.rows.numpy())) for h in holdings]
     where = join_words(list(dict.fromkeys(h.piece.where for h in holdings)), 2)
     try:
@@ -284,7 +288,7 @@ def _rows(client: str, holdings: Sequence[Holding]) -> tuple[Rows, Tensor]:
 
 
 def _remarks(clients: Sequence[Client], y: Tensor, classes: Sequence[str], holdings: Sequence[Holding]) -> list[str]:
-    """What is odd about the clients, by name."""
+    """Notes that name clients with a single class, and clients without test data."""
     where = {holding.client: holding.piece.where for holding in holdings}
     single = [
         f"`{c.name}` ({where[c.name]}: {classes[int(y[c.train[0]])]})"

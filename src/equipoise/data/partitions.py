@@ -1,7 +1,7 @@
-"""Who gets which samples: from labels to one index array a client, reproducible from a seed.
+"""Partitions: rules that deal samples out to clients, reproducible from a seed. Each gives one index array per client.
 
-Every rule uses each sample at most once, and gives all of them where it can. A request that no partition can meet is an
-error with what would be possible.
+Every rule uses each sample at most once (but for `of_domain` with `complete`), and all samples where it can. A request
+that no partition can meet is an error that says what would be possible.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from equipoise import seeds
 from equipoise.errors import EquipoiseError
 from equipoise.grammar import Entry, Registry, parse_one, require
 
-Parts = list[Tensor]  # one index array a client
-ATTEMPTS = 100  # of a random partition that has to reach a smallest size
+Parts = list[Tensor]  # one index array per client
+ATTEMPTS = 100  # draws of a random partition, until every client has the smallest size that was asked for
 
 
 def hash_partition(parts: Sequence[Tensor]) -> str:
-    """A hash of a partition: the same one says who held what, in which order.
+    """A hash of a partition: equal hashes mean that every client holds the same samples in the same order.
 
     >>> hash_partition([torch.tensor([0, 1])]) == hash_partition([torch.tensor([0]), torch.tensor([1])])
     False
@@ -36,7 +36,7 @@ def hash_partition(parts: Sequence[Tensor]) -> str:
 
 # --------------------------------------------------------------------------- rules
 def iid(labels: Tensor, clients: int = 10, seed: int = 0) -> Parts:
-    """Every client a random part of the same size."""
+    """Every client gets a random part of the same size."""
     _enough(len(labels), clients)
     return _cut(seeds.permutation(len(labels), seed, "iid"), _even(len(labels), clients))
 
@@ -55,7 +55,7 @@ def quantity(labels: Tensor, clients: int = 10, alpha: float = 0.5, min_size: in
 
 
 def dirichlet(labels: Tensor, clients: int = 10, alpha: float = 0.5, min_size: int = 2, seed: int = 0) -> Parts:
-    """Every class is split by a draw of its own from a Dirichlet distribution; the smaller `alpha`, the more unequal."""
+    """Every class is split by its own draw from a Dirichlet distribution; the smaller `alpha`, the more unequally."""
     require(alpha > 0, "alpha", "above 0", alpha)
     _enough(len(labels), clients, min_size)
 
@@ -98,7 +98,7 @@ def classes(labels: Tensor, clients: int = 10, per_client: int = 2, seed: int = 
             f"{clients} clients with {per_client} classes each leave some of the {len(present)} classes to nobody. "
             f"Ask for at least {-(-len(present) // per_client)} clients."
         )
-    # Dealt round by round from shuffled decks, so that all classes are held by the same number of clients, give or take one.
+    # Classes are dealt in turn, in a shuffled order: the numbers of clients that hold them differ by one at most.
     order = [present[i] for i in seeds.permutation(len(present), seed, "classes").tolist()]
     held = [[order[(k * per_client + i) % len(order)] for i in range(per_client)] for k in range(clients)]
     mine: list[Parts] = [[] for _ in range(clients)]
@@ -115,7 +115,7 @@ def classes(labels: Tensor, clients: int = 10, per_client: int = 2, seed: int = 
 
 
 def by_id(ids: Sequence[str]) -> dict[str, Tensor]:
-    """Samples by the name of their natural owner, in the order of the names."""
+    """The positions of the samples by the name of their owner, sorted by name."""
     found: dict[str, list[int]] = {}
     for position, name in enumerate(ids):
         found.setdefault(name, []).append(position)
@@ -125,8 +125,9 @@ def by_id(ids: Sequence[str]) -> dict[str, Tensor]:
 def of_domain(labels: Tensor, clients: int, samples: int, seed: int, *path: str, complete: bool = False) -> Parts:
     """Clients of one domain: disjoint random parts of `samples` each.
 
-    `complete` gives every client at least one sample of every class. As in the papers' code, a missing class takes the place
-    of a sample of a class with two or more, and comes from the whole domain: clients may then share a few samples.
+    `complete` gives every client at least one sample of every class. As in the papers' code, a sample of a missing
+    class is drawn from the whole domain, and replaces one of a class that has two or more: clients may then share a few
+    samples.
     """
     if clients * samples > len(labels):
         raise EquipoiseError(
@@ -158,7 +159,7 @@ def _completed(part: Tensor, labels: Tensor, draw: torch.Generator) -> Tensor:
 
 
 def stratified(labels: Tensor, count: int, *path: int | str) -> Tensor:
-    """`count` positions in which every class has its share, to the nearest whole sample; in ascending order."""
+    """`count` random positions, in ascending order, in which every class has its share, to the nearest whole sample."""
     require(0 < count <= len(labels), "count", f"between 1 and {len(labels)}", count)
     present, sizes = labels.unique(return_counts=True)
     quotas = _rounded(sizes.double() * count / len(labels))
@@ -172,9 +173,9 @@ def stratified(labels: Tensor, count: int, *path: int | str) -> Tensor:
 def split_three_ways(
     index: Tensor, shares: tuple[float, float, float], *path: int | str, labels: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One client's samples as training, validation and test parts; with `labels`, each class by itself.
+    """Divide one client's samples at random into training, validation and test parts; with `labels`, class by class.
 
-    The training part is never empty, and of few samples a test part comes before a validation part.
+    The training part is never empty. With few samples, the test part is filled before the validation part.
     """
     if labels is not None:
         by_class = [split_three_ways(index[labels == c], shares, *path, c) for c in labels.unique().tolist()]
@@ -201,7 +202,7 @@ def _enough(samples: int, clients: int, min_size: int = 1) -> None:
 
 
 def _at_least(min_size: int, attempt: Callable[[int], Parts], what: str, fair: int) -> Parts:
-    """The first of a limited number of draws in which every client has `min_size` samples."""
+    """The first of `ATTEMPTS` draws in which every client has at least `min_size` samples."""
     best = 0
     for number in range(ATTEMPTS):
         parts = attempt(number)
@@ -230,7 +231,7 @@ def _even(total: int, count: int) -> list[int]:
 
 
 def _rounded(sizes: Tensor) -> list[int]:
-    """Whole numbers with the same sum: those with the largest remainder are rounded up."""
+    """Sizes rounded to whole numbers with the same sum: those with the largest remainders are rounded up."""
     total = round(float(sizes.sum()))
     whole = sizes.floor().long()
     left = total - int(whole.sum())

@@ -1,4 +1,5 @@
-"""What lies on disk: a user's folder, table or hub id -> pieces, each with the client and the split that its place says."""
+"""Finds a user's data in a folder, a table or a data set of the Hugging Face hub. They come in pieces, each with the
+client and the split that its place in the folders tells."""
 
 from __future__ import annotations
 
@@ -26,16 +27,16 @@ HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+(:[\w.-]+)?")
 class Piece:
     """Rows that lie together on disk: a table, or image folders by class."""
 
-    where: str
+    where: str  # its name in messages
     files: tuple[Path, ...]
-    client: str | None  # None: a column says it
-    split: Split | None  # None: nothing says it
-    table: pa.Table  # without the images themselves
-    images: Callable[[], Sequence[bytes | Path]] | None = None  # of a table of features: None
+    client: str | None  # None: a column of the table says who holds a row
+    split: Split | None  # None: the rows are yet to be divided
+    table: pa.Table  # the rows, without the images themselves
+    images: Callable[[], Sequence[bytes | Path]] | None = None  # reads the images; None: the rows are features
 
 
 def find_pieces(path: str, notes: list[str]) -> list[Piece]:
-    """Everything that belongs to one data set. What is left out goes into the notes."""
+    """All pieces of a data set. What is left out is named in `notes`."""
     root = Path(path).expanduser()
     if not root.exists() and HUB_ID.fullmatch(path):
         root = _from_hub(path)
@@ -48,22 +49,22 @@ def find_pieces(path: str, notes: list[str]) -> list[Piece]:
         tables, folders = _inside(root, ignored)
         if tables and folders:
             raise EquipoiseError(
-                f"`{root}` has tables (`{tables[0].name}`) and folders (`{folders[0].name}`). Give one folder a client, or "
-                "tables with a client column, not both."
+                f"`{root}` has tables (`{tables[0].name}`) and folders (`{folders[0].name}`). Use one folder per client, "
+                "or tables with a client column, not both."
             )
         pieces = _tables(tables, None) if tables else [p for folder in folders for p in _client_folder(folder, ignored)]
     if ignored:
         notes.append(f"Ignored, because they are neither images nor tables, or empty: {join_words(ignored)}.")
     if not pieces:
         raise EquipoiseError(
-            f"There is no data in `{root}`. Put one folder a client into it, with image folders by class, or a CSV or Parquet "
-            "file."
+            f"There is no data in `{root}`. Put one folder per client into it, with image folders by class, or a CSV or "
+            "Parquet file."
         )
     return pieces
 
 
 def find_site_pieces(path: str, site: str, notes: list[str]) -> list[Piece]:
-    """What one client holds, in a folder or table of its own."""
+    """The pieces of a single client, from a folder or table of its own."""
     root = Path(path).expanduser()
     if not root.exists():
         raise EquipoiseError(f"There is no file or folder `{path}` at site `{site}`.")
@@ -86,7 +87,7 @@ def _from_hub(name: str) -> Path:
 
 
 def _inside(folder: Path, ignored: list[str]) -> tuple[list[Path], list[Path]]:
-    """The tables and the folders in a folder. Images are left to those who expect some; the rest is said."""
+    """The tables and the folders in a folder. Other files, except images, are added to `ignored`."""
     visible = [path for path in sorted(folder.iterdir()) if not path.name.startswith((".", "__"))]
     tables = [path for path in visible if path.is_file() and path.suffix.lower() in TABLES]
     folders = [path for path in visible if path.is_dir()]
@@ -100,7 +101,7 @@ def _split_of(name: str) -> Split | None:
 
 
 def _client_folder(folder: Path, ignored: list[str], client: str | None = None) -> list[Piece]:
-    """What one client holds: tables, image folders by class, or one of these for each split. The folder names the client."""
+    """What one client holds: tables, image folders by class, or one of these per split. The folder names the client."""
     name = client or folder.name
     tables, folders = _inside(folder, ignored)
     if tables:
@@ -116,7 +117,7 @@ def _client_folder(folder: Path, ignored: list[str], client: str | None = None) 
 
 
 def _tables(paths: Sequence[Path], client: str | None) -> list[Piece]:
-    """Tables that lie in one folder. If the name of one says its split, those of all do."""
+    """The tables of one folder. If the name of one tells its split, the names of all must."""
     splits = [_split_of(path.stem) for path in paths]
     if any(splits) and not all(splits):
         unclear = paths[splits.index(None)]

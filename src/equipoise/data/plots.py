@@ -13,13 +13,13 @@ from equipoise.data.federation import Federation
 from equipoise.errors import EquipoiseError
 
 SAMPLES = 6  # images shown of each domain
-MOST_NAMES = 40  # more clients than these get no names at their bars
-MOST_DOMAINS = 8
+MOST_NAMES = 40  # with more clients, the bars have no names
+MOST_DOMAINS = 8  # with more domains, images are not shown domain by domain
 INK, LINES = "#333333", "#dddddd"
 
 
 def draw(federation: Federation, path: Path) -> Path:
-    """Stacked bars of classes for each client and, for images, some of every domain, as one picture."""
+    """Draw one picture: bars that show the classes of each client and, for image data, some images of every domain."""
     from matplotlib.figure import Figure
 
     rows = _rows(federation) if federation.x.dim() == 4 else []
@@ -41,7 +41,7 @@ def draw(federation: Federation, path: Path) -> Path:
 
 
 def _bars(federation: Federation, figure: Any) -> None:
-    """One bar a client, one colour a class, the first client on top."""
+    """One bar per client and one colour per class, with the first client on top."""
     import matplotlib
 
     axes = figure.subplots()
@@ -76,7 +76,7 @@ def _bars(federation: Federation, figure: Any) -> None:
 
 
 def _rows(federation: Federation) -> list[tuple[str, list[int]]]:
-    """Titles, and the images beside them: a row a domain, or several rows of all clients where there are many domains."""
+    """Titles, and the images beside them: one row per domain or, with many domains, some rows from all clients."""
     held = {
         d: torch.cat([c.train for c in federation.clients if (c.domain or c.name) == d]) for d in federation.domains
     }
@@ -87,7 +87,7 @@ def _rows(federation: Federation) -> list[tuple[str, list[int]]]:
 
 
 def _of_every_class(index: Tensor, y: Tensor, count: int) -> list[int]:
-    """`count` positions: one of every class, then a second one, and so on."""
+    """`count` positions: one of every class, then a second one of every class, and so on."""
     members = [index[y[index] == label].tolist() for label in y[index].unique().tolist()]
     rounds = [own[turn] for turn in range(count) for own in members if turn < len(own)]
     return rounds[:count]

@@ -1,4 +1,5 @@
-"""What the shard benchmarks of FedFE and FedFV share: two shards a client, and each client tested on its own classes."""
+"""What the shard benchmarks of FedFE and FedFV share: two shards per client, and each client is tested on its own
+classes."""
 
 from __future__ import annotations
 
@@ -11,8 +12,9 @@ from equipoise.data.images import Images
 from equipoise.data.partitions import shards
 from equipoise.data.sources import Source
 
+# Shares of a client's samples for training, validation and test.
 FEDFV = (0.8, 0.1, 0.1)
-FEDFE = (0.8, 0.0, 0.2)  # on MNIST; it says nothing of its other two data sets
+FEDFE = (0.8, 0.0, 0.2)  # on MNIST; the paper says nothing about its other two data sets
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Shards:
 def build_shard_federation(
     name: str, source: Source, classes: Sequence[str], clients: int, preset: Shards, preparation: Images, seed: int
 ) -> Federation:
-    """The training set sorted by class, cut into two shards a client, dealt at random."""
+    """A federation of the training set, sorted by class, cut into two shards per client and dealt out at random."""
     part = source.part("train", classes)
     images = open_pool(source.folder, [part])
     parts = shards(images.y, clients, 2, seed)

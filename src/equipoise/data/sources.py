@@ -1,4 +1,4 @@
-"""Where data sets that live in files are found: in the data folder, among earlier downloads, or on the Hugging Face hub."""
+"""Where the files of data sets are found: in the data folder, among earlier downloads, or on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TEST_OF_TEN = 8  # the papers' split of a sorted list: of every ten images the f
 
 
 def find_data_folder() -> Path | None:
-    """The folder that `EQUIPOISE_DATA` names, if it does."""
+    """The folder that the variable `EQUIPOISE_DATA` names; None if it is not set."""
     named = os.environ.get(VARIABLE)
     if not named:
         return None
@@ -44,24 +44,24 @@ def find_data_folder() -> Path | None:
 class Source:
     """A data set in files: where it lies below the data folder, and where it comes from."""
 
-    title: str
-    folder: str
-    home: str  # where a person finds it
+    title: str  # its name in messages
+    folder: str  # its folder below the data folder
+    home: str  # the web page where a person finds it
     hub: str = ""  # its id on the Hugging Face hub
-    config: str = ""  # and the configuration there
-    addresses: tuple[str, ...] = ()  # of plain files, where it is not on the hub
-    splits: tuple[str, ...] = ("train", "test")
-    layout: str = "{split}-*.parquet"  # what to put into the folder, for the message
-    generated: bool = False  # whether something that we make stands in for it
+    config: str = ""  # its configuration on the hub
+    addresses: tuple[str, ...] = ()  # of its files, if it is not on the hub
+    splits: tuple[str, ...] = ("train", "test")  # that are downloaded
+    layout: str = "{split}-*.parquet"  # the files that a user puts into the folder, as messages name them
+    generated: bool = False  # whether generated images stand in for it where it is missing
 
     # ------------------------------------------------------------------ finding
     def places(self) -> list[Path]:
-        """Where its files may lie: the data folder first, then what was downloaded."""
+        """Where its files may be: first in the data folder, then among the downloads."""
         bases = [base for base in (find_data_folder(), downloads()) if base]
         return [base / self.folder for base in bases]
 
     def part(self, split: str, classes: Sequence[str], name: str | None = None, domain: str = "") -> PictureSet:
-        """The images of one split (of one domain), downloaded if they have to be."""
+        """The images of one split (of one domain), downloaded if they are not here."""
         files = self._files(split, domain)
         if not files:
             self.fetch()
@@ -75,22 +75,22 @@ class Source:
 
     @property
     def is_here(self) -> bool:
-        """Whether there is a folder for it."""
+        """Whether its folder is here."""
         return any(place.is_dir() for place in self.places())
 
     @property
     def otherwise(self) -> str:
-        """What happens while it is not there."""
+        """What happens if it is not here, in words."""
         return "generated" if self.generated else "downloaded when needed" if self.hub or self.addresses else "not here"
 
     def advice(self, split: str = "train") -> str:
-        """Where to get it and where to put it. It stands in reports, too: no path of this machine."""
+        """Where to get it and where to put it. Reports show this, too, so that it names no path of this machine."""
         files = self.layout.format(split=split)
         return f"get it from {self.home} and put `{files}` into a folder `{self.folder}` below the one that {VARIABLE} names."
 
     # ------------------------------------------------------------------ fetching
     def fetch(self) -> None:
-        """Download it into the folder of downloads."""
+        """Download it; an error says what to do if that is not possible."""
         looked = ", ".join(f"`{place}`" for place in self.places())
         otherwise = f"{self.title} is not there (looked in {looked}): {self.advice()}"
         if self.addresses:
@@ -103,7 +103,7 @@ class Source:
             raise EquipoiseError(otherwise)
 
     def arranged(self, tables: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
-        """The hub's tables by the path that they get here. One with a column `domain` becomes a folder a domain."""
+        """The hub's tables by the path that they get here. One with a column `domain` becomes one folder per domain."""
         found: dict[str, pa.Table] = {}
         for split, table in tables.items():
             if "domain" not in table.column_names:
@@ -140,7 +140,7 @@ def find_hub_tables(name: str, config: str, otherwise: str) -> dict[str, pa.Tabl
 
 
 def _online() -> bool:
-    """Whether the hub's name is known here. Without a network its libraries would try again for half a minute."""
+    """Whether the hub's name can be resolved. Without a network its libraries would go on trying for half a minute."""
     if urllib.request.getproxies().get("https"):
         return True
     address = urllib.parse.urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co"))
@@ -152,7 +152,7 @@ def _online() -> bool:
 
 
 def store(tables: Mapping[str, pa.Table], folder: Path) -> None:
-    """Write tables as `<path>-00000-of-00001.parquet`, all of them or none."""
+    """Write tables into a folder as `<path>-00000-of-00001.parquet`, all of them or none."""
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
@@ -174,7 +174,7 @@ def fetch_files(addresses: Sequence[str], folder: Path, otherwise: str) -> None:
         name = address.rpartition("/")[2]
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            with urllib.request.urlopen(address, timeout=30) as answer:  # the addresses are ours
+            with urllib.request.urlopen(address, timeout=30) as answer:  # only addresses that the library itself lists
                 content = answer.read()
             unfinished = folder / f".{name}"
             unfinished.write_bytes(content)
@@ -222,7 +222,7 @@ def _positions(table: pa.Table, classes: tuple[str, ...], path: Path) -> np.ndar
 def folder_part(
     name: str, folder: Path, classes: Sequence[str], chosen: Callable[[int], bool] = lambda i: True
 ) -> PictureSet:
-    """Images in one sub-folder a class; of the sorted list, those whose number is `chosen`."""
+    """Images in one sub-folder per class; of the sorted list, those whose number is `chosen`."""
     files = [path for i, path in enumerate(find_images(folder)) if chosen(i)]
     unknown = sorted({path.relative_to(folder).parts[0] for path in files} - set(classes))
     if unknown:

@@ -1,4 +1,4 @@
-"""A federation without data: what sites say of what they hold, and what a server makes of it."""
+"""A federation without data: what sites tell the server about their data, and what the server builds from it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from equipoise.data.images import rebuild_preparation
 from equipoise.errors import EquipoiseError
 from equipoise.training import Training
 
-About = Mapping[str, object]  # what a site says of itself
+About = Mapping[str, object]  # what a site tells about itself and its data
+# What must be the same at all sites.
 AGREED = ("classes", "shape", "dtype", "model", "training", "rounds", "participation", "preparation", "schema")
 
 
 def describe_site(data: Federation, client: Client, training: Training, number: int) -> dict[str, object]:
-    """Who a site is, and what its data look like. No sample, and no figure about one, is in it.
+    """What a site tells the server: who it is, and what its data look like. No sample is in it.
 
-    `number` is its part of a data set that is dealt out; -1 where it brings its own.
+    `number` is the site's part of a data set that is dealt out; -1 if the site brings its own data.
     """
     return {
         "name": client.name,
@@ -46,15 +47,18 @@ def describe_site(data: Federation, client: Client, training: Training, number: 
 
 
 def seat_site(data: Federation, client: Client, number: int, sites: int) -> Federation:
-    """A site's data as seen from its seat among the others, whose data are elsewhere: its number is where its randomness comes
-    from."""
+    """The site's data as a federation of `sites` clients, in which the site is client `number` and the others are empty
+    seats.
+
+    The number matters because a client's random draws follow from it.
+    """
     others = replace(client, train=client.train[:1], test=client.test[:0], joins=0)
     seats = tuple(replace(others, name=f"seat {k}") if k != number else client for k in range(sites))
     return replace(data, clients=seats)
 
 
 def refuse_disagreement(sites: Mapping[str, About]) -> None:
-    """All sites train the same model on samples of one kind."""
+    """Refuse sites that do not train the same model on samples of one kind."""
     first, *others = sites
     for what in AGREED:
         for name in others:
@@ -66,7 +70,7 @@ def refuse_disagreement(sites: Mapping[str, About]) -> None:
 
 
 def build_stand_in(sites: Sequence[About]) -> Federation:
-    """Who the sites are, how many samples they have, and the shape of one."""
+    """The federation as the server knows it: who the sites are, how many samples they have, and the shape of one."""
     first = sites[0]
     shape = tuple(int(size) for size in first["shape"])  # type: ignore[attr-defined]
     clients, start = [], 0
@@ -91,7 +95,7 @@ def build_stand_in(sites: Sequence[About]) -> Federation:
     empty = torch.zeros(1, *shape, dtype=getattr(torch, str(first["dtype"])))
     return Federation(
         name=str(first["data"]),
-        x=empty.expand(start, *shape),  # no data, and no memory for it
+        x=empty.expand(start, *shape),  # no data: all samples are views of one that is zero
         y=torch.zeros(1, dtype=torch.long).expand(start),
         clients=tuple(clients),
         classes=tuple(map(str, first["classes"])),  # type: ignore[call-overload]

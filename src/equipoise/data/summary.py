@@ -1,4 +1,4 @@
-"""A federation in words: who holds how much, and how it is trained."""
+"""A federation for the terminal: who holds how much, and how it is trained."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from equipoise.data.catalogue import DATASETS, list_presets
 from equipoise.data.federation import Federation
 from equipoise.grammar import join_words
 
-SHOWN = 40  # clients that a table lists
+SHOWN = 40  # clients that a table lists at most
 
 
 def draw_clients(data: Federation) -> Table:
-    """Who holds how much."""
+    """A table of who holds how much."""
     table = Table(
         "client", "domain", "training", "validation", "test", "classes", title_justify="left",
         title=f"{escape(data.name)}: {len(data)} clients, {len(data.domains)} domains, {len(data.classes)} classes",
@@ -28,7 +28,7 @@ def draw_clients(data: Federation) -> Table:
 
 
 def list_facts(data: Federation, name: str) -> list[str]:
-    """What it is made of and how it is trained. `name` is the text that it was loaded from."""
+    """Lines that say what the data are and how they are trained. `name` is the text that they were loaded from."""
     protocol, training = data.protocol, data.protocol.training
     amount = f"{training.epochs} epochs" if training.steps is None else f"{training.steps} steps"
     batch = "full batch" if training.batch is None else f"batches of {training.batch}"

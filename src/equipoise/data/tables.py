@@ -1,7 +1,7 @@
-"""Rows of numbers and text -> features, one client at a time, so that nothing leaks from one to another.
+"""Turns rows of numbers and text into features, one client at a time, so that nothing leaks from one to another.
 
-A schema says which columns there are and which levels the text columns have. It is all that clients have to agree on. Missing
-values are filled, and numbers are scaled, with what a client's own training rows show.
+A schema says which columns there are and which levels (values) the text columns have. It is all that clients have to
+agree on. How missing values are filled and numbers are scaled follows from a client's own training rows.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from torch import Tensor
 from equipoise.errors import EquipoiseError
 from equipoise.grammar import did_you_mean, join_words
 
-MOST_LEVELS = 200  # a text column with more of them is hardly a category
+MOST_LEVELS = 200  # a text column with more different values is hardly a category
 
 
 @dataclass(frozen=True)
 class Schema:
     """What the clients of a table agree on."""
 
-    label: str
-    classes: tuple[str, ...]
+    label: str  # the label column
+    classes: tuple[str, ...]  # the names of the classes
     columns: Mapping[str, tuple[str, ...] | None]  # the levels of a text column; None for a number
 
     @property
@@ -37,13 +37,13 @@ class Schema:
         return sum(1 if levels is None else len(levels) for levels in self.columns.values())
 
     def as_json(self) -> dict[str, object]:
-        """Plain values, to be written out and given back."""
+        """The schema as JSON values, as `schema.json` holds it."""
         columns = {name: "number" if levels is None else list(levels) for name, levels in self.columns.items()}
         return {"label": self.label, "classes": list(self.classes), "columns": columns}
 
     @classmethod
     def read(cls, path: Path) -> Schema:
-        """A schema from the file that a run wrote."""
+        """The schema in a file `schema.json` that a run wrote."""
         try:
             found = json.loads(path.read_text())
             columns = {
@@ -61,16 +61,17 @@ class Schema:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one client, and where they come from, for messages."""
+    """The rows of one client."""
 
-    client: str
-    where: str
+    client: str  # its name
+    where: str  # where the rows come from, for messages
     table: pa.Table
 
     def __str__(self) -> str:
         return f"client `{self.client}` ({self.where})"
 
     def column(self, name: str) -> pa.ChunkedArray:
+        """One column; an error that lists the columns if it is missing."""
         if name not in self.table.column_names:
             raise EquipoiseError(
                 f"There is no column `{name}` at {self}.{did_you_mean(name, self.table.column_names)} It has: "
@@ -101,7 +102,7 @@ def _levels(clients: Sequence[Rows], name: str) -> tuple[str, ...] | None:
     for rows in clients:
         column = rows.column(name)
         if column.null_count == len(column):
-            continue  # nothing there: it fits either
+            continue  # no value here: it fits either kind
         (numbers if _is_number(column, name, rows) else texts).append(rows)
     if numbers and texts:
         example = next(v for v in texts[0].column(name).to_pylist() if v is not None and _parsed(v) is None)
@@ -155,8 +156,9 @@ def as_text(value: object) -> str:
 def encode(rows: Rows, schema: Schema, train: Tensor) -> Tensor:
     """The features `[n, width]` of one client, whose training rows alone say how gaps are filled and numbers scaled.
 
-    A number: the median where it is missing, then mean 0 and standard deviation 1. A category: one column a level, the most
-    frequent level where it is missing. A column that the client does not have a single value of is 0 throughout.
+    Missing numbers become the median; then numbers are scaled to mean 0 and standard deviation 1. A category becomes
+    one column per level; a missing one becomes the most frequent level. A column without a single value in the client's
+    training rows is 0 throughout.
     """
     learnt = train.numpy()
     blocks = [

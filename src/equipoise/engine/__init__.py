@@ -1,4 +1,4 @@
-"""A whole run: its settings, the loop over rounds, who computes it, how it survives, and what it comes to."""
+"""A whole run: its settings, the loop over rounds, the runners that compute it, its checkpoints, and its result."""
 
 from equipoise.engine.checkpoints import Checkpoints
 from equipoise.engine.checks import Checks

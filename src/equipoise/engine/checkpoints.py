@@ -1,6 +1,7 @@
-"""Runs that survive. A checkpoint is a folder `round-00000012` that holds a run between two rounds.
+"""Checkpoints, from which an interrupted run can go on. Each is a folder such as `round-00000012` that holds a run
+between two rounds.
 
-The last two are kept. Loading takes the newest good one.
+The last two are kept. A run that resumes takes the newest good one.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ from equipoise.grammar import require
 from equipoise.rounds.evaluation import Score
 from equipoise.types import ClientState, EquipoiseError, Memory, PerClient, Server
 
-KEPT = 2
-PIECE = 256 << 20  # bytes of client states in one file: what is spilled to disk need not fit into memory at once
-FOLDER = ".checkpoints"  # below the folder of runs
+KEPT = 2  # checkpoints of a run
+PIECE = 256 << 20  # bytes of client states per file: all together may not fit into memory
+FOLDER = ".checkpoints"  # for the checkpoints of all runs, below the folder of runs
 PREFIX, UNUSABLE = "round-", "unusable-"
 
 
@@ -48,9 +49,9 @@ PREFIX, UNUSABLE = "round-", "unusable-"
 class Checkpoints:
     """Where a run keeps checkpoints, how often it writes one, and whether it goes on from the last."""
 
-    folder: Path | str
-    every: int = 1
-    resume: bool = False
+    folder: Path | str  # for this run alone
+    every: int = 1  # rounds between two checkpoints
+    resume: bool = False  # go on from the newest good one; otherwise an unfinished run in the folder is an error
 
     def __post_init__(self) -> None:
         require(self.every >= 1, "checkpoint every", "at least 1", self.every)
@@ -60,22 +61,22 @@ class Checkpoints:
 class Snapshot:
     """A run between two rounds: all that the next round needs, and all that was found so far."""
 
-    server: Server
-    states: Mapping[int, ClientState]
-    records: Sequence[RoundRecord]
-    said: Mapping[str, str] = field(default_factory=dict)  # warnings
-    seconds: float = 0.0
-    run: str = ""  # by this name sites know the run to which their states belong
+    server: Server  # the model, and what the server remembers
+    states: Mapping[int, ClientState]  # what the clients keep
+    records: Sequence[RoundRecord]  # of the rounds done
+    said: Mapping[str, str] = field(default_factory=dict)  # the warnings so far, by kind
+    seconds: float = 0.0  # that the run has taken
+    run: str = ""  # the name by which sites know the run to which their states belong
 
     @property
     def round(self) -> int:
-        """Rounds done."""
+        """How many rounds are done."""
         return len(self.records)
 
 
 # --------------------------------------------------------------------------- writing
 def write(folder: Path, snapshot: Snapshot, facts: Mapping[str, object]) -> Path:
-    """A new checkpoint. Whatever goes wrong, those before it stay as they are."""
+    """Write a checkpoint, and remove all but the last two. If that fails, those before it stay as they are."""
     place = folder / f"{PREFIX}{snapshot.round:08d}"
     try:
         remove_leftovers(folder)
@@ -123,7 +124,7 @@ def _fill(draft: Path, snapshot: Snapshot, facts: Mapping[str, object]) -> None:
 
 
 def _put(value: Any, tensors: dict[str, Tensor]) -> Any:
-    """A tree whose tensors are replaced by their numbers in `tensors`."""
+    """The value as a JSON tree, in which each tensor is replaced by its number in `tensors`."""
     if isinstance(value, PerClient):
         default = None if value.default is None else _put(value.default, tensors)
         return {"rows": {str(client): _put(row, tensors) for client, row in value.items()}, "default": default}
@@ -168,7 +169,8 @@ def _round(place: Path) -> int:
 
 
 def read(place: Path, facts: Mapping[str, object] | None = None) -> Snapshot:
-    """A checkpoint that is whole and belongs to a run with these facts; else `CheckpointError` says what is wrong."""
+    """The snapshot in a checkpoint that is whole and belongs to a run with these facts. If it is not, `CheckpointError`
+    says what is wrong."""
     with say_in_one_line(place):
         content = verify(place)
         if facts is not None:
@@ -222,11 +224,15 @@ def _find_latest(folder: Path, facts: Mapping[str, object]) -> tuple[Snapshot | 
 
 
 def resume_or_clear(chosen: Checkpoints, facts: Mapping[str, object], rounds: int) -> tuple[Snapshot | None, list[str]]:
-    """Where a run begins: at its last good checkpoint when it resumes. A folder with an unfinished run is not overwritten."""
+    """The snapshot from which a run begins, None for its start; and notes on checkpoints that could not be used.
+
+    A run that resumes begins at its newest good checkpoint. One that does not clears the folder of a finished run, and
+    refuses that of an unfinished one.
+    """
     folder = Path(chosen.folder)
     if chosen.resume:
         snapshot, wrong = _find_latest(folder, facts)
-        for place in find_saved(folder)[::-1][: len(wrong)]:  # out of the way, but not lost
+        for place in find_saved(folder)[::-1][: len(wrong)]:  # renamed: out of the way, but not lost
             place.rename(folder / f"{UNUSABLE}{place.name}-{time.time_ns()}")
         return snapshot, [f"{text} The one before it is used." for text in wrong]
     places = find_saved(folder)
@@ -241,7 +247,7 @@ def resume_or_clear(chosen: Checkpoints, facts: Mapping[str, object], rounds: in
 
 
 def discard(folder: Path) -> None:
-    """Without the checkpoints of a run that is over and stored elsewhere; what was unusable stays."""
+    """Remove the checkpoints of a run that is over and stored elsewhere. Those that could not be used stay."""
     for place in find_saved(folder):
         shutil.rmtree(place)
     for empty in (folder, folder.parent):
@@ -250,7 +256,7 @@ def discard(folder: Path) -> None:
 
 
 def hash_model(server: Server) -> str:
-    """A hash of a model: two servers with the same one hold the same bits."""
+    """A hash of the model: servers with equal hashes hold the same bits."""
     digest = hashlib.sha256()
     for tensor in (server.theta, *(server.buffers[name] for name in sorted(server.buffers))):
         digest.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes() if tensor.dim() else b"")

@@ -1,9 +1,10 @@
-"""Clients' answers are checked before anything touches the model. What fails does not count, and the reason is kept.
+"""Checks of the clients' answers, before anything touches the model. An answer that fails does not count, and the
+reason is kept.
 
-`admit` takes single answers as they arrive, from anywhere: it looks at the round, the client, names, shapes and types,
-counts a client once, and puts the rest in the order of clients. `check_numbers` looks at what is stacked already: whether it
-is finite, and plausible beside that of the other clients. `admit` ends with `check_numbers`; a simulation, whose answers come
-from the library itself, starts there.
+`admit` takes single answers as they arrive, from anywhere: it checks the round, the client, names, shapes and types,
+counts each client once, and stacks the answers in the order of clients. `check_numbers` looks at stacked answers:
+whether their numbers are finite, and plausible beside those of the other clients. `admit` ends with `check_numbers`; a
+simulation, whose answers come from the library itself, needs only this second check.
 """
 
 from __future__ import annotations
@@ -23,27 +24,27 @@ from equipoise.task import Task
 from equipoise.types import REPORTS, Layout, Replies, Server, Tensors
 from equipoise.updates import Updates
 
-TRAVELS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})  # types that become the model's own
+TRAVELS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})  # types that become the model's
 COHORT = 3  # with fewer answers a median says nothing
 
 
 class Refusal(NamedTuple):
     """A client's answer that does not count, and why."""
 
-    client: int
-    why: str
+    client: int  # its number
+    why: str  # in words
     is_not_finite: bool = False  # it holds NaN or infinity: a run in which nobody's answer is finite has diverged
 
 
 @dataclass(frozen=True)
 class Checks:
-    """How strict a server is. None switches a limit off."""
+    """Which answers count, and what happens to a round with too few of them. None switches a limit off."""
 
-    norm: float | None = 10.0  # longest update, in lengths of the cohort's median update
-    loss: float | None = 1000.0  # largest loss, in medians of the cohort's; smaller lies are the guard's business
-    quorum: int | None = 1  # valid answers that a round needs; None: half of those asked
-    too_few: Literal["stop", "skip", "repeat"] = "skip"  # and what happens without them
-    patience: int = 3  # a run ends after so many tries on end that gave no update
+    norm: float | None = 10.0  # largest length of an update, as a multiple of the round's median length
+    loss: float | None = 1000.0  # largest loss, as a multiple of the round's median; smaller lies are left to the guard
+    quorum: int | None = 1  # valid answers that a round needs; None: half of the clients asked
+    too_few: Literal["stop", "skip", "repeat"] = "skip"  # what happens to a round without them
+    patience: int = 3  # the run ends after this many tries in a row without an update
 
     def __post_init__(self) -> None:
         require(self.norm is None or self.norm > 1, "norm", "above 1, or None", self.norm)
@@ -53,36 +54,37 @@ class Checks:
         require(self.patience >= 1, "patience", "at least 1", self.patience)
 
     def find_quorum(self, asked: int) -> int:
-        """How many valid answers a round needs of this many clients."""
+        """How many valid answers a round needs if this many clients are asked."""
         return max(1, -(-asked // 2) if self.quorum is None else self.quorum)
 
 
-SIMULATION_CHECKS = Checks(norm=None, loss=None, too_few="stop")  # finite values: what costs next to nothing
+# Without the limits that compare clients: what is left costs next to nothing.
+SIMULATION_CHECKS = Checks(norm=None, loss=None, too_few="stop")
 DEPLOYMENT_CHECKS = Checks()
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """What one client sent, as it came. `update` is the flat row, or named tensors of it."""
+    """What one client sent, before it is checked."""
 
-    client: int
-    round: int
+    client: int  # its number
+    round: int  # that it answers, counted from 0
     reports: Mapping[str, Any]
-    update: Any = None
-    buffers: Mapping[str, Any] = field(default_factory=dict)
+    update: Any = None  # local minus global model, as one flat row or as named tensors
+    buffers: Mapping[str, Any] = field(default_factory=dict)  # such as running statistics
 
 
 @dataclass(frozen=True, eq=False)
 class Expected:
-    """What a server asked for."""
+    """What a server asked for, against which answers are checked."""
 
-    round: int
-    clients: frozenset[int]
+    round: int  # counted from 0
+    clients: frozenset[int]  # that were asked
     reports: Mapping[str, tuple[int | None, ...]]  # the shape of one client's value; None is any size
-    layout: Layout | None  # of the update; None in a probe
-    buffers: Tensors
-    dtype: torch.dtype
-    samples: Mapping[int, float]  # what clients said they hold, where they did
+    layout: Layout | None  # of the update; None in a probe, which asks for none
+    buffers: Tensors  # the server's own, for their names, shapes and types
+    dtype: torch.dtype  # of the model
+    samples: Mapping[int, float]  # numbers of samples that clients gave before
 
 
 def expect(
@@ -93,7 +95,7 @@ def expect(
     phase: Phase = "train",
     samples: Mapping[int, float] | None = None,
 ) -> Expected:
-    """What these clients should send in this phase of the server's current round."""
+    """What these clients are to send in this phase of the server's current round."""
     sizes = {"G": task.layout.size, "C": task.classes, "P": task.personal.size}
     asked = [name for report in method.reports if phase in report.phases for name in report.gives]
     trains = phase == "train"
@@ -109,7 +111,7 @@ def expect(
 
 
 def count_declared_samples(task: Task) -> dict[int, float]:
-    """The sample counts of a federation that the server knows."""
+    """How many training samples each client has, as far as the server knows."""
     return {number: float(len(client.train)) for number, client in enumerate(task.federation.clients)}
 
 
@@ -117,10 +119,10 @@ def count_declared_samples(task: Task) -> dict[int, float]:
 def admit(
     answers: Sequence[Answer], wanted: Expected, checks: Checks = DEPLOYMENT_CHECKS
 ) -> tuple[Replies | None, list[Refusal]]:
-    """The answers that count, stacked in the order of clients, and why the others do not. None when none counts.
+    """The answers that count, stacked in the order of clients (None if none counts), and why the others do not.
 
     The result does not depend on the order of arrival. Copies of one answer count once; a client that sends two different
-    ones has not answered.
+    answers does not count.
     """
     good: dict[int, list[Replies]] = {}
     refused: list[Refusal] = []
@@ -235,7 +237,10 @@ def _same(a: Replies, b: Replies) -> bool:
 
 
 def _of_one_shape(single: Sequence[Replies]) -> tuple[list[Replies], list[Refusal]]:
-    """Reports of a size that nobody knows beforehand (the width of prototypes) must have that of most clients."""
+    """Refuse reports whose shape is not that of most clients, and bring the rest to one type.
+
+    This is for sizes that the server does not know beforehand, such as the width of prototypes.
+    """
     kept, refused = list(single), []
     for name in single[0].reports if single else ():
         common = Counter(tuple(one.reports[name].shape) for one in kept)
@@ -254,10 +259,10 @@ def _of_one_shape(single: Sequence[Replies]) -> tuple[list[Replies], list[Refusa
 def check_numbers(
     replies: Replies, wanted: Expected, checks: Checks = DEPLOYMENT_CHECKS
 ) -> tuple[Replies | None, list[Refusal]]:
-    """The replies without clients whose numbers cannot be true, and the reasons. None when none is left.
+    """The replies without clients whose numbers cannot be true (None if no client is left), and the reasons.
 
-    Only what each client sent, and medians over those that are finite, decide. Where updates came as a sum alone, single ones
-    cannot be looked at: see `is_sum_finite`.
+    A client is judged by what it sent, and by medians over the clients that have not been refused so far. Where only
+    the sum of the updates is known, single updates cannot be checked: `is_sum_finite` checks the sum.
     """
     why: dict[int, str] = {}
     infinite: set[int] = set()
@@ -298,9 +303,9 @@ def check_numbers(
                 far = _beyond(_lengths(value), limit, why)
                 refuse(far, f"report `{name}` is over {limit:g} times as large as the median one")
         for name, value in replies.buffers.items():
-            if not value.is_floating_point():  # a count of batches has no usual length
+            if not value.is_floating_point():  # a counter, of batches for example, has no usual size
                 continue
-            # Running means may well be near zero at most clients: below a root mean square of 1 nothing is large.
+            # Running means may be near zero at most clients, so the median counts as a root mean square of at least 1.
             usual = value[0].numel() ** 0.5
             far = _beyond(_lengths(value), checks.norm**2, why, at_least=usual)
             refuse(far, f"buffer `{name}` is over {checks.norm**2:g} times as large as the median one")
@@ -311,7 +316,7 @@ def check_numbers(
 
 
 def select_places(replies: Replies, places: Sequence[int]) -> Replies | None:
-    """The replies at these places."""
+    """The replies of the clients at these places; None if there are no places."""
     if not places:
         return None
     chosen = list(places)
@@ -329,7 +334,8 @@ def is_sum_finite(replies: Replies) -> bool:
 
 
 def _finite(value: Tensor) -> Tensor:
-    """Which clients' values are finite, [m]. A sum that overflows is looked at again."""
+    """Which clients' values are finite, [m]. The sum of a row is checked first; only if it is not finite, all values
+    are."""
     if not value.is_floating_point():
         return torch.ones(len(value), dtype=torch.bool)
     rows = value.reshape(len(value), -1)
@@ -344,11 +350,12 @@ def _lengths(value: Tensor) -> Tensor:
 
 
 def _beyond(values: Tensor, limit: float, refused: Mapping[int, str], at_least: float = 0.0) -> Tensor:
-    """Which values exceed `limit` times the median of those not refused yet; a smaller median counts as `at_least`."""
+    """Which values exceed `limit` times the median of the clients not refused so far, or times `at_least`, if that is
+    more."""
     fair = [place for place in range(len(values)) if place not in refused]
     if len(fair) < COHORT:
         return torch.zeros(len(values), dtype=torch.bool)
-    middle = values[fair].double().median()  # of an even number the lower one: half of the clients cannot lift it
+    middle = values[fair].double().median()  # the lower one of two middle values: half of the clients cannot raise it
     middle = middle.clamp(min=at_least)
     return (values.double() > limit * middle) & (middle > 0)
 

@@ -1,4 +1,5 @@
-"""Where errands go out and answers come in. What differs between a simulation and real sites is behind this door."""
+"""The desk, which the loop over rounds asks for the clients' answers. A simulation and a federation of real sites
+differ in their desk alone."""
 
 from __future__ import annotations
 
@@ -15,18 +16,19 @@ from equipoise.types import ClientState, Replies, Server
 
 
 class Heard(NamedTuple):
-    """What came back on an errand, and counts."""
+    """What came back on an errand."""
 
-    replies: Replies | None
-    kept: Mapping[int, ClientState] = {}  # what the clients keep, where that is here
-    refused: Sequence[Refusal] = ()
+    replies: Replies | None  # the answers that count; None if none does
+    kept: Mapping[int, ClientState] = {}  # what clients keep for later rounds; empty if it stays at the sites
+    refused: Sequence[Refusal] = ()  # the answers that do not count, and why
 
 
 class Desk(Protocol):
-    """Who answers an errand, and who is scored."""
+    """What the loop over rounds needs to reach the clients: who is there, what they answer, how they score."""
 
     def open(self, name: str, records: Sequence[RoundRecord]) -> str:
-        """Begin, or go on after these rounds; the run's name, by which clients know their states. Empty: give it one."""
+        """Begin a run, or go on after these rounds. Returns the run's name, by which clients know their states; if
+        `name` is empty, the desk may choose one."""
         ...
 
     def find_present(self, wanted: Sequence[int]) -> tuple[Sequence[int], list[Rejection]]:
@@ -34,22 +36,25 @@ class Desk(Protocol):
         ...
 
     def ask(self, errand: Errand, expected: Expected, checks: Checks) -> Heard:
-        """The answers that count. A start that happens at the clients themselves gives none."""
+        """Ask clients to do an errand, and return the answers that count. In the phase `start` there may be none."""
         ...
 
     def score(
         self, server: Server, kept: Mapping[int, ClientState], states: Mapping[int, ClientState]
     ) -> tuple[Sequence[Score], list[Rejection]]:
-        """The scores of every client that has any, and who should have sent some. `kept` is newer than `states`."""
+        """Score the model at the clients: the scores, and the clients that should have sent some but did not.
+
+        `kept` holds the clients' states after this round, `states` those before it.
+        """
         ...
 
     def count(self, clients: Sequence[int], round: int) -> None:
-        """The answers of these clients counted in this round."""
+        """Take note that the answers of these clients counted in this round."""
         ...
 
 
 class SimulatedDesk:
-    """All clients are here: a runner computes what they answer, and they are always present."""
+    """The desk of a simulation: a runner computes what the clients answer, and all are always present."""
 
     def __init__(self, run: Run, compute: Runner) -> None:
         self.run, self.compute = run, compute
@@ -57,14 +62,19 @@ class SimulatedDesk:
         self.splits: tuple[Split, ...] = ("test", "validation") if validated else ("test",)
 
     def open(self, name: str, records: Sequence[RoundRecord]) -> str:
+        """Nothing to do: a simulation keeps the name that it has."""
         return name
 
     def find_present(self, wanted: Sequence[int]) -> tuple[Sequence[int], list[Rejection]]:
+        """All of them, always."""
         return wanted, []
 
     def ask(self, errand: Errand, expected: Expected, checks: Checks) -> Heard:
-        """Of a sum that is not finite the culprits are found by asking one by one; then the others are asked again, so that the
-        sum is the one that it would have been without them."""
+        """Let the runner compute the answers, and check them.
+
+        If a sum of updates is not finite, clients are computed one by one to find those that spoilt it. Then the others
+        are computed again, so that the sum is what it would have been without them.
+        """
         replies, kept = self.compute(errand)
         if errand.phase == "start":
             return Heard(None, kept)
@@ -87,9 +97,10 @@ class SimulatedDesk:
     def score(
         self, server: Server, kept: Mapping[int, ClientState], states: Mapping[int, ClientState]
     ) -> tuple[Sequence[Score], list[Rejection]]:
+        """Evaluate the model at every client: on test data, and on validation data if there are any."""
         run = self.run
         current = ChainMap(dict(kept), states)  # type: ignore[arg-type]  # it is only read
         return evaluate(run.method, run.task, server, current, run.federation, self.splits), []
 
     def count(self, clients: Sequence[int], round: int) -> None:
-        pass
+        """Nothing to do: the loop itself keeps the clients' states."""

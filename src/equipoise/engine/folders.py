@@ -1,7 +1,7 @@
-"""Folders that are there whole or not at all, and belong to one process at a time.
+"""Folders that are written whole or not at all, and belong to one process at a time.
 
-What is written goes under another name, is synced, and renamed. Tensors are safetensors, the rest is JSON, and everything has
-a checksum; nothing is ever unpickled.
+A folder is written under another name, synced to disk, and then renamed. Tensors are stored as safetensors and
+everything else as JSON, with checksums over all of it; nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ def _import_or_none(name: str) -> Any:
 fcntl: Any = _import_or_none("fcntl")  # everywhere but on Windows
 msvcrt: Any = _import_or_none("msvcrt")  # on Windows
 
-FORMAT = 1
+FORMAT = 1  # version of what is stored
 LOCK, STATE, UNFINISHED, TENSORS = "lock", "state.json", ".unfinished-", "tensors.safetensors"
 
 
 class CheckpointError(EquipoiseError):
-    """A folder that cannot be used, and why."""
+    """A stored folder cannot be used; the message says why."""
 
 
 # --------------------------------------------------------------------------- one process at a time
 @contextmanager
 def lock_folder(folder: Path, what: str = "checkpoints") -> Iterator[None]:
-    """The folder for this process alone. A second process is refused at once; a killed one leaves nothing behind."""
+    """Hold a folder for this process alone. A second process is refused at once; a killed one leaves no lock behind."""
     path = folder / LOCK
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -56,7 +56,7 @@ def lock_folder(folder: Path, what: str = "checkpoints") -> Iterator[None]:
         try:
             _lock_file(lock)
             if not path.exists() or not os.path.samestat(os.fstat(lock.fileno()), path.stat()):
-                raise BlockingIOError  # the one who had it has just removed it, and somebody else may hold a new one
+                raise BlockingIOError  # its holder has just removed it, and another process may hold a new one
         except OSError:
             raise EquipoiseError(
                 f"Another process is at work on `{folder}`: wait for it, or choose another folder."
@@ -65,13 +65,13 @@ def lock_folder(folder: Path, what: str = "checkpoints") -> Iterator[None]:
             yield
         finally:
             if fcntl is not None:
-                path.unlink(missing_ok=True)  # while it is still held, so that nobody else's is removed
+                path.unlink(missing_ok=True)  # while it is still held, so that no other process's lock is removed
     if fcntl is None:
         path.unlink(missing_ok=True)  # Windows removes no file that is open
 
 
 def _lock_file(lock: IO[str]) -> None:
-    """Whoever holds a file's lock loses it when its process ends, however that ends."""
+    """Lock a file, or raise OSError. The lock ends with the process, however that ends."""
     if fcntl is not None:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     elif msvcrt is not None:
@@ -82,7 +82,7 @@ def _lock_file(lock: IO[str]) -> None:
 # --------------------------------------------------------------------------- whole or not at all
 @contextmanager
 def replace_folder(place: Path) -> Iterator[Path]:
-    """A folder to fill, which takes this place when it is full: there whole, or not at all."""
+    """Give a new folder to fill. It replaces `place` when the block ends without an error; otherwise it is removed."""
     draft = place.with_name(f"{UNFINISHED}{place.name}")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
@@ -102,32 +102,32 @@ def replace_folder(place: Path) -> Iterator[Path]:
 
 
 def remove_folder(place: Path) -> None:
-    """Renamed first: a folder that is half removed must not pass for a whole one."""
+    """Remove a folder. It is renamed first, because a half removed folder must not pass for a whole one."""
     shutil.rmtree(place.rename(place.with_name(f"{UNFINISHED}{place.name}")))
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Without what writers that were killed have left."""
+    """Remove what writers that were killed have left behind."""
     for leftover in folder.glob(f"{UNFINISHED}*"):
         shutil.rmtree(leftover)
 
 
 def explain_trouble(error: Exception) -> tuple[str, str]:
-    """Why something could not be written, and what to do."""
+    """Why something could not be written, and what to do about it, in words."""
     full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EFBIG)
     return getattr(error, "strerror", None) or str(error), "Free some space" if full else "Mend that"
 
 
 # --------------------------------------------------------------------------- what is in them, checksummed
 def save_tensors(tensors: dict[str, Tensor], path: Path) -> str:
-    """Write, sync, and give the checksum."""
+    """Write tensors to a file, sync it to disk, and return its checksum."""
     save_file(tensors, path)
     _sync(path)
     return _sum(path)
 
 
 def seal(draft: Path, content: Mapping[str, object]) -> None:
-    """Write what is not a tensor, with a checksum over it; the tensors' checksums are in it, as `sums`."""
+    """Write `content` as JSON with a checksum. Its entry `sums` holds the checksums of the files of tensors."""
     text = json.dumps({"format": FORMAT, "sha256": _digest(content), "content": content})
     with (draft / STATE).open("w", encoding="utf-8") as file:
         file.write(text)
@@ -136,7 +136,7 @@ def seal(draft: Path, content: Mapping[str, object]) -> None:
 
 
 def verify(place: Path) -> dict[str, Any]:
-    """What the JSON file says, once every checksum has been found right."""
+    """Check all checksums of a folder, and return the content of its JSON file."""
     whole = json.loads((place / STATE).read_text(encoding="utf-8"))
     content = whole["content"]
     if whole["format"] > FORMAT:
@@ -155,7 +155,7 @@ def verify(place: Path) -> dict[str, Any]:
 
 @contextmanager
 def say_in_one_line(place: Path) -> Iterator[None]:
-    """Whatever is wrong with a folder is a `CheckpointError`."""
+    """Turn whatever is wrong with a folder into a `CheckpointError` of one line."""
     try:
         yield
     except OSError as error:
@@ -167,7 +167,7 @@ def say_in_one_line(place: Path) -> Iterator[None]:
 
 
 def refuse_foreign(place: Path, found: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """A folder that belongs to something else than what is wanted."""
+    """Refuse a folder whose facts are not the wanted ones, because it belongs to another run."""
     names = [name for name in {**found, **wanted} if found.get(name) != wanted.get(name)]
     if names:
         differ = "; ".join(_difference(name, found.get(name), wanted.get(name)) for name in names)
@@ -175,7 +175,7 @@ def refuse_foreign(place: Path, found: Mapping[str, Any], wanted: Mapping[str, A
 
 
 def _difference(name: str, there: object, here: object) -> str:
-    """In words; of nested facts only those that differ."""
+    """How two facts differ, in words; of nested facts only those that differ."""
     if isinstance(there, Mapping) and isinstance(here, Mapping):
         keys = [key for key in {**there, **here} if there.get(key) != here.get(key)]
         return "; ".join(_difference(f"{name} {key}", there.get(key), here.get(key)) for key in keys)
@@ -183,7 +183,7 @@ def _difference(name: str, there: object, here: object) -> str:
 
 
 def write_tensors(place: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, object]) -> None:
-    """Named tensors and facts about them in a folder of their own, as safe as a checkpoint is."""
+    """Write named tensors and facts about them into a folder of their own, as safely as a checkpoint."""
     with replace_folder(place) as draft:
         own = {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
         sums = {TENSORS: save_tensors(own, draft / TENSORS)}
@@ -191,14 +191,14 @@ def write_tensors(place: Path, tensors: Mapping[str, Tensor], facts: Mapping[str
 
 
 def read_tensors(place: Path, facts: Mapping[str, object]) -> dict[str, Tensor]:
-    """The tensors of a folder that is whole and has these facts; else `CheckpointError` says what is wrong."""
+    """The tensors of a folder that is whole and has these facts. If it is not, `CheckpointError` says what is wrong."""
     with say_in_one_line(place):
         refuse_foreign(place, verify(place)["facts"], as_json(facts))
         return load_file(place / TENSORS)
 
 
 def as_json(facts: Mapping[str, object]) -> dict[str, object]:
-    """Facts as JSON has them, so that written and present ones can be compared."""
+    """Facts as they come back from JSON, so that stored and current ones can be compared."""
     return json.loads(json.dumps(dict(facts), default=str))
 
 

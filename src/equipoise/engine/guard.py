@@ -1,8 +1,9 @@
-"""A guard against lying losses. Fair weights reward a high loss, so whoever reports one gains influence.
+"""A guard against false losses. Fair methods give more weight to a high loss, so that a client gains influence by
+reporting one.
 
-Three limits, in front of any method that is driven by losses: a report is clipped to a robust range of the cohort's reports;
-it may not climb faster than a factor a round; and no client's share of the weights exceeds a cap. An honestly hard client pays
-for this, too: `docs/reliability.md` says how much.
+The guard puts three limits in front of any method that losses drive: a report is clipped to a robust range of all
+reports in the round; it may not rise by more than a factor per round; and no client's share of the weights exceeds a
+cap. An honest client with a high loss pays for this, too: `docs/reliability.md` says how much.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from equipoise.parts.weights import shares
 from equipoise.roles import Part, Phase, Share, Weigh
 from equipoise.types import REPORTS, PerClient, Replies, Round, Sent, Server, Shared, State, Weighed
 
-KEY = "guard"  # under it the server remembers what it believed; no part has such a key, which begins with its role
+KEY = "guard"  # of the server's memory for the reports that it believed; the keys of parts begin with their role
 SPREAD = 1.4826  # a median absolute deviation times this is a standard deviation, for normal values
 
 
 @dataclass(frozen=True)
 class Guard:
-    """Limits on what a client can gain by what it says of its losses."""
+    """Limits on what a client can gain by what it reports of its losses."""
 
-    share: float = (
-        2.0  # no share above so many equal ones; where a weighting counts samples, above so many shares of them
-    )
-    clip: float = 3.0  # reports up to so many medians, or so many robust standard deviations beyond the median
-    climb: float = 2.0  # from one report to the next, above the cohort's median
+    # Largest share of the weights: this many equal shares or, where a weighting counts samples, this many times the
+    # client's share of the samples, if that is more.
+    share: float = 2.0
+    clip: float = 3.0  # largest report: this many medians, or this many robust standard deviations beyond the median
+    climb: float = 2.0  # largest factor from a client's last report to the next, for reports above the round's median
 
     def __post_init__(self) -> None:
         for name in ("share", "clip", "climb"):
@@ -43,12 +44,12 @@ DEPLOYMENT_GUARD = Guard()
 
 
 def _is_driven(part: Part) -> bool:
-    """Whether reports by which a client can talk itself up steer this part."""
+    """Whether this part depends on reports by which a client could raise its own weight."""
     return any(need in REPORTS and REPORTS[need].drives_weight for need in part.needs)
 
 
 def cap_weights(method: Method, guard: Guard) -> Method:
-    """The method with caps on the weights that follow from losses."""
+    """The method with caps on the weights that losses drive."""
     weigh = CappedWeigh(method.weigh, guard.share) if _is_driven(method.weigh) else method.weigh
     share = tuple(
         CappedShare(part, guard.share) if WEIGHT in part.gives and _is_driven(part) else part for part in method.share
@@ -58,7 +59,8 @@ def cap_weights(method: Method, guard: Guard) -> Method:
 
 # --------------------------------------------------------------------------- reports
 def clip_reports(guard: Guard, server: Server, replies: Replies) -> tuple[Server, Replies, tuple[str, ...]]:
-    """The replies with reports that the server believes, the server that remembers them, and what was cut, in words."""
+    """Clip the reports that drive weights: the server, which remembers them, the replies, and what was clipped, in
+    words."""
     reports, memory, notes = dict(replies.reports), State(server.memory.parts.get(KEY, {})), []
     for name in [name for name in reports if REPORTS[name].drives_weight]:
         last = memory.rows(name)
@@ -75,10 +77,10 @@ def clip_reports(guard: Guard, server: Server, replies: Replies) -> tuple[Server
 
 
 def clip_to_cohort(said: Tensor, clients: Sequence[int], last: PerClient, guard: Guard) -> Tensor:
-    """Reports `[m]` inside the cohort's robust range, none of which climbed too fast.
+    """Reports `[m]`, clipped to a robust range of the round, and to the largest rise since each client's last report.
 
-    The range is as wide on either side of the median: a gap can be made too high (by a high loss, or by an own optimum that is
-    too low), and too low.
+    The range is equally wide on both sides of the median, because a client may report a gap that is too high (by a high
+    loss, or by an own optimum that is too low) or one that is too low.
 
     >>> clip_to_cohort(torch.tensor([1.0, 1.0, 1.0, 1.0, 100.0]), range(5), PerClient(), Guard())
     tensor([1., 1., 1., 1., 3.])
@@ -99,10 +101,10 @@ def clip_to_cohort(said: Tensor, clients: Sequence[int], last: PerClient, guard:
 
 # --------------------------------------------------------------------------- weights
 def cap(weights: Tensor, limits: Tensor) -> Tensor:
-    """Weights of the same total in which none has a larger share (of their absolute sum) than its limit.
+    """Weights with the same total, in which no weight's share of the absolute sum is larger than its limit.
 
-    What is cut off goes to the others in proportion, or evenly where they have nothing. Limits that add up to less than one
-    are widened until they do.
+    What is cut off goes to the others in proportion to their weights, or evenly where these are zero. Limits that add
+    up to less than one are widened until they add up to one.
 
     >>> cap(torch.tensor([0.1, 0.1, 0.8]), torch.full((3,), 0.5))
     tensor([0.2500, 0.2500, 0.5000])
@@ -130,7 +132,7 @@ def _limits(share: float, round: Round, by_samples: bool) -> Tensor:
 
 
 class _Around(Part):
-    """A part that stands around another one and passes for it."""
+    """A part that wraps another one, and has its name, its needs and its memory."""
 
     inner: Part
 
@@ -153,21 +155,24 @@ class _Around(Part):
 
 @dataclass(frozen=True)
 class CappedWeigh(_Around, Weigh):
-    """A weighting by losses in which no client has more than its cap."""
+    """A weighting that losses drive, with a cap on each client's share."""
 
     inner: Weigh
     share: float
 
     @property
     def is_convex(self) -> bool:
+        """As the wrapped weighting says."""
         return self.inner.is_convex
 
     @property
     def is_non_negative(self) -> bool:
+        """As the wrapped weighting says."""
         return self.inner.is_non_negative
 
     @property
     def rank(self) -> int:  # type: ignore[override]
+        """As the wrapped weighting says."""
         return self.inner.rank
 
     def __call__(self, round: Round, state: State) -> Weighed:
@@ -176,25 +181,28 @@ class CappedWeigh(_Around, Weigh):
         return found._replace(weights=weights, figures={**found.figures, "unguarded weight": found.weights})
 
 
-WEIGHT = "shared weight"
+WEIGHT = "shared weight"  # what a part gives that sends weights down to the clients
 
 
 @dataclass(frozen=True)
 class CappedShare(_Around, Share):
-    """The same for weights that clients put on their own losses (EAGLE)."""
+    """A part that sends weights which clients put on their own losses (EAGLE's), with a cap on each client's share."""
 
     inner: Share
     share: float
 
     @property
     def reads_updates(self) -> bool:  # type: ignore[override]
+        """As the wrapped part says."""
         return self.inner.reads_updates
 
     @property
     def phases(self) -> tuple[Phase, ...]:
+        """As the wrapped part says."""
         return self.inner.phases
 
     def begin(self, cohort: int) -> Shared:
+        """What the wrapped part sends in the first round."""
         return self.inner.begin(cohort)
 
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
@@ -205,5 +213,5 @@ class CappedShare(_Around, Share):
         rows = rows.put(round.clients, weights)
         kept = (
             {**found.state, "weight": rows} if "weight" in found.state else found.state
-        )  # who is absent keeps the capped one
+        )  # a client that is absent keeps its capped weight
         return Sent({**found.shared, "weight": rows}, kept)

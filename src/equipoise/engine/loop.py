@@ -1,6 +1,7 @@
-"""The loop over rounds: who takes part, their answers, checks, guard, the server's half, scores, a record, a checkpoint.
+"""The loop over rounds. In each it finds out who takes part, asks for answers, checks and guards them, does the
+server's half, scores the model, and writes a record and perhaps a checkpoint.
 
-There is one such loop. A simulation and a federation of real sites differ in their desk alone.
+There is only this one loop: a simulation and a federation of real sites differ in their desk alone.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from equipoise.types import ClientState, EquipoiseError, Replies, Server, Settin
 
 
 def begin_run(settings: Settings, runner: str = "") -> Run:
-    """The run before its first round: its task is built, its server holds the first model."""
+    """The run before its first round: its task is built, and its server holds the first model."""
     method = settings.method
     task = Task.build(
         method,
@@ -65,11 +66,14 @@ def proceed(
     on_earlier: Callable[[RoundRecord], None] | None = None,
     on_note: Callable[[str], None] | None = None,
 ) -> Run:
-    """All rounds of a run. `on_round` is called with the record and the server after each, `on_earlier` with the records of
-    the rounds before the checkpoint that the run goes on from, `on_note` with what a reader of the results should know, once
-    for each kind of note.
+    """Do all rounds of a run.
 
-    With too few answers, for as many tries on end as the checks have patience, the run ends early and says so in `stopped`.
+    `on_round` is called after each round with its record and the server. If the run goes on from a checkpoint,
+    `on_earlier` is called with the records of the rounds before it. `on_note` is called with what a reader of the
+    results should know, once per kind of note.
+
+    After too few answers in as many tries in a row as the checks have patience for, the run ends early and says so in
+    `stopped`.
     """
     folder = None if checkpoint is None else Path(checkpoint.folder)
     with nullcontext() if folder is None else lock_folder(folder):
@@ -86,7 +90,7 @@ def proceed(
         loop.say(notes)
 
         def keep() -> None:
-            """A checkpoint; only between two rounds, never of half a round."""
+            """Write a checkpoint, but only between two rounds, never of half a round."""
             if folder is not None and loop.server.memory.round == len(loop.records) > 0:
                 checkpoints.write(folder, loop.snapshot(), facts)
 
@@ -105,7 +109,7 @@ def proceed(
 
 @contextmanager
 def _kept_on_interrupt(keep: Callable[[], None]) -> Iterator[None]:
-    """Ctrl-C loses the round at work, not those before it."""
+    """On Ctrl-C, write a checkpoint first: only the round at work is lost."""
     try:
         yield
     except KeyboardInterrupt:
@@ -114,7 +118,7 @@ def _kept_on_interrupt(keep: Callable[[], None]) -> Iterator[None]:
 
 
 class _Loop:
-    """A run on its way: what changes from round to round, in one place."""
+    """A run in progress: all that changes from round to round."""
 
     def __init__(self, begun: Run, desk: Desk, start: Snapshot, on_note: Callable[[str], None] | None) -> None:
         self.begun, self.desk, self.on_note = begun, desk, on_note
@@ -124,7 +128,7 @@ class _Loop:
         self.states = ClientStates()
         self.states.update(start.states)
         self.began = time.perf_counter() - start.seconds
-        self.failed = 0  # tries on end that gave no update
+        self.failed = 0  # tries in a row without an update
         self.name = desk.open(start.run, self.records)
 
     @property
@@ -132,7 +136,7 @@ class _Loop:
         return len(self.records) < self.settings.rounds and self.failed < self.settings.checks.patience
 
     def say(self, texts: Sequence[str]) -> list[str]:
-        """Say what was not said before, one text of each kind; and give it."""
+        """Say texts of a kind that was not said before, and return them. The words before the colon are the kind."""
         news = []
         for text in texts:
             kind = text.split(":")[0]
@@ -148,7 +152,7 @@ class _Loop:
         return Snapshot(self.server, self.states, self.records, self.said, seconds, self.name)
 
     def play(self) -> RoundRecord | None:
-        """One round. None: it had too few answers and is to be repeated."""
+        """Do one round. None means that it had too few answers and is to be repeated."""
         clock = time.perf_counter()
         r, settings = self.server.memory.round, self.settings
         present, away = self.desk.find_present(self.begun.task.federation.available(r))
@@ -161,7 +165,7 @@ class _Loop:
         if done.result is None and settings.checks.too_few == "repeat":
             self.say(news)
             return None
-        self.desk.count(done.clients, r)  # first: clients score what they have after a round that counted
+        self.desk.count(done.clients, r)  # before scoring: clients score with their state after this round
         scores: Sequence[Score] = ()
         if r == settings.rounds - 1 or (r + 1) % settings.eval_every == 0:
             scores, unscored = self.desk.score(done.server, done.kept, self.states)
@@ -200,45 +204,48 @@ class _Loop:
 # --------------------------------------------------------------------------- one round
 @dataclass(frozen=True)
 class Judge:
-    """What decides which answers of a run count, and what the server makes of them."""
+    """What decides which answers of a run count, and what the server believes of them."""
 
     method: Method  # as the server runs it: with the guard's caps
     task: Task
-    setting: Setting
+    setting: Setting  # facts that do not change during the run
     checks: Checks
     guard: Guard | None
-    samples: Mapping[int, float]
+    samples: Mapping[int, float]  # how many training samples each client has
 
     @classmethod
     def of(cls, run: Run) -> Judge:
+        """The judge of a run, with the checks and the guard of its settings."""
         settings, task = run.settings, run.task
         method = settings.method if settings.guard is None else cap_weights(settings.method, settings.guard)
         setting = task.setting(settings.rounds, settings.seed)
         return cls(method, task, setting, settings.checks, settings.guard, count_declared_samples(task))
 
     def expect(self, server: Server, clients: Sequence[int], phase: Phase) -> Expected:
-        """What these clients should send."""
+        """What these clients are to send in this phase."""
         return expect(self.method, self.task, server, clients, phase, self.samples)
 
     def believe(self, server: Server, replies: Replies) -> tuple[Server, Replies, tuple[str, ...]]:
-        """The reports as a guard, if there is one, believes them; the server that remembers it; and what it did."""
+        """Let the guard, if there is one, clip the reports: the server, which remembers them, the replies, and what was
+        clipped."""
         return (server, replies, ()) if self.guard is None else clip_reports(self.guard, server, replies)
 
     def name_of(self, client: int) -> str:
+        """The name of the client with this number."""
         clients = self.task.federation.clients
         return clients[client].name if 0 <= client < len(clients) else f"client {client}"
 
 
 @dataclass(frozen=True, eq=False)
 class Done:
-    """What one round came to. Without a result the model is the one before."""
+    """The outcome of one round."""
 
-    server: Server
+    server: Server  # after the round
     kept: Mapping[int, ClientState]  # what the clients that counted keep
-    clients: tuple[int, ...]
-    result: Aggregated | None
-    refused: tuple[Refusal, ...] = ()
-    notes: tuple[str, ...] = ()
+    clients: tuple[int, ...]  # that counted
+    result: Aggregated | None  # None: too few answered, and the model is the one before the round
+    refused: tuple[Refusal, ...] = ()  # answers that did not count, and why
+    notes: tuple[str, ...] = ()  # what a reader of the results should know
 
 
 def play_round(
@@ -249,10 +256,10 @@ def play_round(
     clients: Sequence[int],
     seed: int,
 ) -> Done:
-    """All phases of one round: start (for clients not seen before), probe (if the method asks), train.
+    """Do all phases of one round: start (for clients not seen before), probe (if the method asks for it), train.
 
-    It commits whole or not at all: the server that comes out is the next one, or, with too few valid answers, the one that
-    went in (with its round counted, where such rounds are skipped).
+    The round counts as a whole or not at all: the server that comes out is the next one or, with too few valid answers,
+    the one that went in (with its round counted, where such rounds are skipped).
     """
     method, checks, setting = judge.method, judge.checks, judge.setting
     rounds, quorum = setting.rounds or 0, checks.find_quorum(len(clients))
@@ -291,7 +298,7 @@ def play_round(
 def _without_update(
     judge: Judge, server: Server, asked: int, valid: int, quorum: int, refused: Sequence[Refusal]
 ) -> Done:
-    """A round that had too few valid answers."""
+    """The outcome of a round with too few valid answers."""
     r, checks = server.memory.round, judge.checks
     if refused and all(one.is_not_finite for one in refused) and checks.too_few == "stop":
         raise _diverged(judge.method, r)
@@ -315,7 +322,7 @@ def _record(
     rejected: Sequence[Rejection],
     news: Sequence[str],
 ) -> RoundRecord:
-    """What a round's record holds."""
+    """The record of a round."""
     weights: tuple[float, ...] = ()
     figures: dict[str, tuple[float, ...]] = {}
     if done.result is not None:
@@ -325,7 +332,7 @@ def _record(
 
 
 def refuse_infinite(server: Server, method: Method, r: int) -> None:
-    """A model that is not finite ends the run."""
+    """End the run with an error if the model is not finite."""
     if not bool(torch.isfinite(server.theta).all()):
         raise _diverged(method, r)
 

@@ -1,4 +1,4 @@
-"""What a run comes to: a record per round, and the whole run as one value."""
+"""The result of a run: a record per round, and the whole run as one value."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ from equipoise.types import ClientState, EquipoiseError, Server
 class Rejection:
     """A client whose answer did not count in a round."""
 
-    client: str
-    why: str
+    client: str  # its name
+    why: str  # in words
 
 
 @dataclass(frozen=True)
 class RoundRecord:
-    """What is known after one round. `scores` is empty in rounds that are not evaluated."""
+    """What is known after one round."""
 
     round: int  # counted from 1: rounds done
-    clients: tuple[int, ...]
-    weights: tuple[float, ...]
-    figures: Mapping[str, tuple[float, ...]]  # what the weights came from, one value per client or one in all
-    scores: tuple[Score, ...]
-    seconds: float
+    clients: tuple[int, ...]  # numbers of the clients whose answers counted
+    weights: tuple[float, ...]  # one per client, in the same order
+    figures: Mapping[str, tuple[float, ...]]  # what the weights came from: one value per client, or one for all
+    scores: tuple[Score, ...]  # of every client; empty if the round was not evaluated
+    seconds: float  # that the round took
     rejected: tuple[Rejection, ...] = ()  # answers that did not count, and why
-    warnings: tuple[str, ...] = ()  # what was said in this round for the first time
+    warnings: tuple[str, ...] = ()  # kinds of warnings that came up in this round for the first time
 
     def find_worst_and_average(self) -> tuple[float, float] | None:
-        """Worst client's and mean test accuracy, when the round was evaluated."""
+        """The worst client's and the mean test accuracy; None if the round was not evaluated."""
         values = [s.value for s in self.scores if s.metric == "accuracy" and s.split == "test"]
         found = figures(values)
         return (found.min, found.avg) if values else None
@@ -46,30 +46,33 @@ class RoundRecord:
 class Run:
     """A run: what it was asked to do, the model, and everything that was measured on the way.
 
-    `equipoise.run` gives it when it is over; before its first round it has no rounds.
+    `equipoise.run` returns it when the run is over. Before the first round it has no rounds.
     """
 
-    settings: Settings
-    task: Task
-    server: Server
-    states: Mapping[int, ClientState]
-    rounds: tuple[RoundRecord, ...]
-    runner: str
+    settings: Settings  # all that decides what the run computes
+    task: Task  # the model and the federation, brought together for the method
+    server: Server  # the model, and what the server remembers
+    states: Mapping[int, ClientState]  # what the clients keep
+    rounds: tuple[RoundRecord, ...]  # one record per round
+    runner: str  # the name of the runner
     scored: str  # which model `accuracy` belongs to, in words
-    warnings: tuple[str, ...] = ()
-    seconds: float = 0.0
+    warnings: tuple[str, ...] = ()  # one of each kind
+    seconds: float = 0.0  # that the run took
     stopped: str = ""  # why it ended before its last round, if it did
 
     @property
     def method(self) -> Method:
+        """The method, with the parameters that suit the data set."""
         return self.settings.method
 
     @property
     def federation(self) -> Federation:
+        """The data: who holds what."""
         return self.settings.federation
 
     @property
     def seed(self) -> int:
+        """The seed of everything random."""
         return self.settings.seed
 
     @property
@@ -90,7 +93,7 @@ class Run:
         return {domain: sum(values) / len(values) for domain, values in found.items()}
 
     def figures(self, by: str = "client") -> Figures:
-        """AVG, STD, MIN and their kin of the final test accuracy, over clients or over domains."""
+        """AVG, STD, MIN and other fairness figures of the final test accuracy, over clients or over domains."""
         if by not in ("client", "domain"):
             raise EquipoiseError(
                 f"Figures are over each client or each domain. Found by={by!r}: say 'client' or 'domain'."

@@ -1,4 +1,4 @@
-"""All that decides what a run computes, as one value that is made before anything is built."""
+"""The settings of a run: all that decides what it computes, as one value that is made before anything is built."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ class Settings:
 
     method: Method
     federation: Federation
-    model: ModelSource
-    rounds: int
-    seed: int
-    participation: float
-    training: Training
-    buffers: BufferPolicy | Mapping[str, BufferPolicy]
+    model: ModelSource  # a network as text, a module, or a function that makes one
+    rounds: int  # federated rounds
+    seed: int  # of everything random
+    participation: float  # share of the clients in each round
+    training: Training  # how a client trains in a round
+    buffers: BufferPolicy | Mapping[str, BufferPolicy]  # what becomes of running statistics, for all or by name
     runner: RunnerName
-    device: str
-    eval_every: int
-    threads: int | None
-    checks: Checks
-    guard: Guard | None
+    device: str  # cpu, cuda or mps
+    eval_every: int  # rounds from one evaluation to the next
+    threads: int | None  # cores to use; None: all of them
+    checks: Checks  # which answers count
+    guard: Guard | None  # limits what a false loss can gain
     notes: tuple[str, ...] = ()  # what a reader of the results should know
-    limits: Mapping[str, object] | None = None  # of a real federation: how long its server waited, for the manifest
+    limits: Mapping[str, object] | None = None  # how long the server of a real federation waits, for the manifest
 
     @classmethod
     def of(
@@ -68,10 +68,11 @@ class Settings:
         guard: Guard | None = None,
         limits: Mapping[str, object] | None = None,
     ) -> Settings:
-        """What is not given comes from the federation's protocol, or from the method where it suits a data set of ours."""
+        """The settings of a run. What is not given comes from the federation's protocol, or from the parameters that a
+        method has for a data set of the library."""
         data = load_federation(federation) if isinstance(federation, str) else federation
         chosen = adapt_to_data(parse(method) if isinstance(method, str) else method, data.dataset)
-        if chosen.validates and not data.is_elsewhere:  # sites set theirs aside themselves
+        if chosen.validates and not data.is_elsewhere:  # real sites set validation data aside themselves
             data = data.with_validation()
         protocol = data.protocol
         total = protocol.rounds if rounds is None else rounds
@@ -107,13 +108,13 @@ class Settings:
 
     @property
     def cohort(self) -> int:
-        """How many clients take part in a round."""
+        """How many clients take part in each round."""
         everyone = 1 if self.method.is_pooled else len(self.federation)
         return max(1, round(self.participation * everyone))
 
     @property
     def model_name(self) -> str:
-        """How the model is called in records: as it was written, or by its class or function."""
+        """The name of the model in records: its text, or the name of its class or function."""
         if isinstance(self.model, str):
             return self.model
         return (
@@ -124,9 +125,11 @@ class Settings:
 
     @cached_property
     def facts(self) -> dict[str, Any]:
-        """All that is needed to know what the run is, and to do it again, as JSON has it."""
+        """All that is needed to know what the run is, and to do it again, as JSON values."""
         data = self.federation
-        held = [None] * len(data) if data.is_elsewhere else data.class_counts().tolist()  # labels may be at the sites
+        held = (
+            [None] * len(data) if data.is_elsewhere else data.class_counts().tolist()
+        )  # labels of real sites are unknown here
         clients = [
             {"name": c.name, "domain": c.domain, "train": len(c.train), "test": len(c.test), "classes": counts}
             for c, counts in zip(data.clients, held, strict=True)
@@ -148,7 +151,7 @@ class Settings:
             },
             "model": self.model_name,
             "training": asdict(self.training),
-            "demanded": dict(self.method.training),  # of the training above, what the method and not the user decides
+            "demanded": dict(self.method.training),  # what of the training above the method decides, not the user
             "rounds": self.rounds,
             "participation": self.participation,
             "buffers": self.buffers if isinstance(self.buffers, str) else dict(self.buffers),
@@ -163,12 +166,12 @@ class Settings:
 
     @cached_property
     def digest(self) -> str:
-        """Of all the facts: equal digests, equal settings."""
+        """A hash of all facts: equal digests mean equal settings."""
         return hashlib.sha256(json.dumps(self.facts, sort_keys=True).encode()).hexdigest()[:8]
 
     @property
     def name(self) -> str:
-        """A folder name that tells runs of different settings apart: `scanners-fedheal-seed0-1f2e3d4c`."""
+        """The name of the run folder, another one for other settings: `scanners-fedheal-seed0-1f2e3d4c`."""
         parts = (self.federation.name, str(self.method), f"seed{self.seed}", self.digest)
         return "-".join(re.sub(r"[^A-Za-z0-9.]+", "_", part).strip("_.")[:60] for part in parts)
 
@@ -195,7 +198,7 @@ def _check_device(device: str) -> None:
 
 
 def _note_overruled(method: Method, training: Training | None) -> tuple[str, ...]:
-    """What the user asked of the local optimizer, and the method does otherwise."""
+    """A note on what the user asked of the local optimizer and the method does otherwise."""
     if training is None:
         return ()
     changed = [f"{name}={value!r}" for name, value in method.training if getattr(training, name) != value]

@@ -1,4 +1,4 @@
-"""A whole run in one process, or in worker processes of it: `equipoise.run`."""
+"""`equipoise.run`: a whole run simulated on one machine, in one process or with worker processes."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def run(
         federation: who holds what, or the name of a data set, or the path of your own data.
         model: a network as text such as `"mlp(hidden=(64,))"`, a module, or a function that makes one.
         rounds: federated rounds.
-        seed: of everything random.
-        participation: share of the clients in a round.
-        training: how a client trains between two messages.
+        seed: the seed of everything random.
+        participation: share of the clients in each round.
+        training: how a client trains in a round.
         buffers: what becomes of running statistics: `"average"`, `"local"` or `"drop"`, for all or by name.
         runner: `"inline"`, `"vectorised"` or `"processes"`; `"auto"` takes the fastest. The numbers are the same.
         device: `"cpu"`, `"cuda"` or `"mps"`.
-        eval_every: evaluate every so many rounds; the last one always is.
+        eval_every: evaluate after every n rounds, and after the last one.
         threads: cores to use, by default all of them.
         checks: which answers count.
-        guard: limits what a lying loss can gain.
-        checkpoint: lets the run survive: see `docs/reliability.md`.
-        on_round: called with the record of every round, also of those before the checkpoint that the run goes on from.
+        guard: limits what a client can gain by reporting a false loss.
+        checkpoint: where checkpoints go, from which an interrupted run can go on: see `docs/reliability.md`.
+        on_round: called with the record of every round, also of rounds before the checkpoint from which a run goes on.
 
     >>> result = run("fedavg", "gaussians", rounds=2)
     >>> [record.round for record in result.rounds], sorted(result.values())
@@ -89,10 +89,14 @@ def simulate(
     on_round: Callable[[RoundRecord, Server], None] | None = None,
     on_earlier: Callable[[RoundRecord], None] | None = None,
 ) -> Run:
-    """All rounds of a run that `prepare_simulation` began. The callbacks are those of `proceed`."""
+    """Do all rounds of a run that `prepare_simulation` began.
+
+    `on_round` is called after each round with its record and the server, `on_earlier` with the records of the rounds
+    before the checkpoint from which a run goes on.
+    """
     settings = begun.settings
     method = settings.method if settings.guard is None else cap_weights(settings.method, settings.guard)
-    sums = method.streams and settings.checks.norm is None  # lengths are checked of single updates
+    sums = method.streams and settings.checks.norm is None  # a check of lengths needs single updates
     cores = settings.threads or count_cores()
     with open_runner(begun.runner, method, begun.task, settings.cohort, cores, sums) as compute:
         desk = SimulatedDesk(begun, compute)

@@ -1,7 +1,7 @@
-"""What a site keeps on its own disk, so that a SuperNode that is started again goes on where it was.
+"""The states that a site keeps on its own disk, so that a SuperNode that is started again goes on where it was.
 
-A state belongs to a run and to a site's name, not to a node. It is written as a checkpoint is: safetensors and JSON,
-checksummed, there whole or not at all.
+A state belongs to a run and to a site's name, not to a node of Flower's. It is written like a checkpoint: as
+safetensors and JSON with checksums, whole or not at all.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from equipoise.engine.folders import CheckpointError, explain_trouble, read_tens
 from equipoise.engine.states import flatten, nest
 from equipoise.types import ClientState, EquipoiseError
 
-RUNS = 3  # of a site: those before them are forgotten
+RUNS = 3  # of a site whose states are kept; older ones are removed
 
 
 def place_states(root: str, run: str, site: str) -> Path:
@@ -31,7 +31,7 @@ def _hashed(name: str) -> str:
 
 
 def load_state(folder: Path, run: str, site: str, rounds: int) -> ClientState | None:
-    """The site's state after so many rounds of the run; None where it is not known."""
+    """The site's state after this many rounds of the run; None if it was not stored."""
     place = folder / f"{PREFIX}{rounds:08d}"
     if not place.exists():
         return None
@@ -42,7 +42,7 @@ def load_state(folder: Path, run: str, site: str, rounds: int) -> ClientState | 
 
 
 def store_states(folder: Path, run: str, site: str, states: Mapping[int, ClientState]) -> None:
-    """Keep these states, by the number of rounds that they come after, and no others of this run."""
+    """Store these states, by the number of rounds after which they hold, and remove all others of this run."""
     try:
         if not folder.exists():
             _forget(folder.parent)
@@ -64,7 +64,7 @@ def store_states(folder: Path, run: str, site: str, states: Mapping[int, ClientS
 
 
 def _forget(runs: Path) -> None:
-    """Leave the newest runs of a site only."""
+    """Remove the states of a site's oldest runs, to make room for a new one."""
     old = sorted(runs.glob("*"), key=lambda path: path.stat().st_mtime) if runs.exists() else []
     for place in old[: max(0, len(old) - RUNS + 1)]:
         shutil.rmtree(place, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""What clients keep between rounds: in memory, and on disk once it outgrows a limit."""
+"""Client states, which clients keep between rounds: in memory, and on disk once they outgrow a limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from equipoise.types import ClientState
 
-LIMIT = 2 << 30  # bytes
+LIMIT = 2 << 30  # bytes of states in memory
 SEPARATOR = "|"  # between the key of a part and the name of its tensor, neither of which contains it
 
 
@@ -35,12 +35,13 @@ def nest(tensors: dict[str, Tensor]) -> ClientState:
 
 
 def measure(state: ClientState) -> int:
-    """Bytes of a client's tensors."""
+    """The size of a client's state in bytes."""
     return sum(value.numel() * value.element_size() for part in state.values() for value in part.values())
 
 
 class ClientStates(MutableMapping[int, ClientState]):
-    """States by client. Those used least recently move to a temporary folder when all together exceed `limit` bytes."""
+    """States by client. When all together exceed `limit` bytes, those used least recently move to a temporary
+    folder."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
@@ -82,7 +83,7 @@ class ClientStates(MutableMapping[int, ClientState]):
 
     @property
     def on_disk(self) -> int:
-        """How many states lie on disk."""
+        """How many states are on disk."""
         return len(self._there)
 
     def _spill(self, client: int) -> None:

@@ -1,7 +1,9 @@
-"""The same methods on Flower: `client_app` runs at a site, `server_app` where the model is put together.
+"""The same methods in a federation of real sites, run by Flower: `client_app` at each site, `server_app` at the server.
 
-Both are thin: a site calls `client_round`, the server `server_round`, and between them tensors travel by name in Flower's
-records. What a simulation and a federation of real sites compute is the same.
+The server runs the same loop over rounds as a simulation (`engine/loop.py`). In place of a simulated desk it has one
+that sends messages to the sites and gets their replies (`desk.py`). A site replies with what `client_round` computes on
+its data (`site.py`). Tensors travel by name in Flower's records (`wire.py`). What a simulation and a federation of real
+sites compute is the same.
 """
 
 from __future__ import annotations

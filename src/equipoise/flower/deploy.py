@@ -1,4 +1,4 @@
-"""A Flower app in a folder of its own: a configuration, and a few lines of Python that a site's engineer can read."""
+"""Writes a Flower app into a folder: a configuration, and a few lines of Python that a site's engineer can read."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from equipoise.errors import EquipoiseError
 from equipoise.flower.plan import Plan
 
 TEMPLATES = Path(__file__).with_name("app")
+# Settings that every app shows in its pyproject.toml, each with the comment that stands beside it there.
 SHOWN = {
     "method": "`equipoise methods` lists them",
     "data": "a data set to try things out; empty: each site's --node-config names its own",
-    "sites": "the run begins when so many are there",
+    "sites": "the run begins when this many sites are connected",
     "seed": "of everything random",
     "round_timeout": "seconds that a round waits for answers",
     "start_timeout": "seconds that the run waits for its sites",
     "min_sites": "a round with fewer answers does not count",
-    "too_few": "what happens to it: repeat or skip",
+    "too_few": "what happens to a round with too few answers: repeat or skip",
     "guard": "limits what a site can gain by reporting a false loss",
     "eval_every": "rounds between two evaluations at the sites",
-    "site_state": "where a site keeps its state when its SuperNode ends; empty: nowhere",
+    "site_state": "folder where a site keeps its state for a restart of its SuperNode; empty: none",
     "resume": "go on with this run where it stopped: flwr run --run-config resume=true",
     "out": "where the server writes its records",
 }
 
 
 def write_app(folder: Path, plan: Plan, schema: Mapping[str, object] | None = None) -> list[Path]:
-    """Write the app, and give the files that were written. A folder that has something in it is left as it is.
+    """Write the app into a new or empty folder, and return the files that were written.
 
     `schema` holds the classes and columns of sites that bring their own data.
     """
@@ -62,14 +63,13 @@ def write_app(folder: Path, plan: Plan, schema: Mapping[str, object] | None = No
 
 
 def _settings(plan: Plan) -> list[str]:
-    """The plan as lines of TOML, each with what it means: all that a site's engineer may want to change, and whatever else
-    differs from what it usually is."""
+    """The plan as lines of TOML: the settings that are always shown, then others that differ from their default."""
     changed = [one.name for one in fields(plan) if getattr(plan, one.name) != one.default and one.name != "training"]
     values = {name: getattr(plan, name) for name in dict.fromkeys((*SHOWN, *changed))}
     values |= {"method": str(plan.method), "min_sites": plan.min_sites or max(1, -(-plan.sites // 2))}
-    if not isinstance(plan.model, str):  # a module cannot be written down
+    if not isinstance(plan.model, str):  # a module cannot be written in TOML
         values.pop("model", None)
-    lines = [_line(name, value, SHOWN.get(name, "instead of the protocol's")) for name, value in values.items()]
+    lines = [_line(name, value, SHOWN.get(name, "instead of the default")) for name, value in values.items()]
     return [*lines, *(_line(name, "full" if value is None else value, "") for name, value in plan.training.items())]
 
 

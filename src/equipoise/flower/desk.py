@@ -1,7 +1,7 @@
-"""Where messages go out to real sites and answers come in: the desk of a federation on Flower.
+"""The desk of a federation on Flower: it sends the server's messages to real sites, and collects their answers.
 
-A site that does not answer in time, that answers with an error, or whose answer does not fit, is left out of the round with the
-reason in its record. It is known by its name: when it comes back, with another node id perhaps, it goes on where it was.
+A site whose answer is late, an error or not valid is left out of the round, and the round's record says why. A site is
+known by its name, not by Flower's node id: if it comes back as another node, it goes on where it was.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from equipoise.rounds.server import make_broadcast
 from equipoise.types import Broadcast, ClientState, Layout, Server
 
 Read = TypeVar("Read")
-POLL = 1.0  # seconds between two looks at who is there
-SILENT = "it did not answer in time."
+POLL = 1.0  # seconds between two looks at which nodes are connected
+SILENT = "it did not answer in time."  # why a site that sent nothing is left out
 
 
 @dataclass
 class FlowerDesk:
-    """Which node is which site, and which of its rounds counted last."""
+    """Reaches the sites. It knows which node is which site, and which round of each site counted last."""
 
-    grid: Grid
+    grid: Grid  # by which Flower reaches the nodes
     plan: Plan
-    layout: Layout = Layout((), ())  # of the model, once it is known
-    names: list[str] = field(default_factory=list)  # by number
-    about: dict[str, About] = field(default_factory=dict)  # what the sites said of themselves
-    nodes: dict[str, int] = field(default_factory=dict)  # site -> node
-    refused: set[int] = field(default_factory=set)  # nodes that cannot take part
-    silent: set[int] = field(default_factory=set)  # nodes that did not answer their last message
-    counted: dict[int, int] = field(default_factory=dict)
-    run: str = ""  # by this name sites know the run, whichever of Flower's runs it is done in
+    layout: Layout = Layout((), ())  # of the model's parameters; set once the model is built
+    names: list[str] = field(default_factory=list)  # of the sites, in the order of their numbers
+    about: dict[str, About] = field(default_factory=dict)  # what each site said of itself
+    nodes: dict[str, int] = field(default_factory=dict)  # the node id of each site
+    refused: set[int] = field(default_factory=set)  # nodes that cannot take part, and are not asked again
+    silent: set[int] = field(default_factory=set)  # nodes whose site did not answer the last message
+    counted: dict[int, int] = field(default_factory=dict)  # the last round (from 0) of each site that counted
+    run: str = ""  # the name by which sites know the run; it stays when another run of Flower's resumes it
 
     # ------------------------------------------------------------------ before the first round
     def assemble(self) -> Federation:
-        """Wait for all sites, and give what they say of themselves as a federation without data."""
+        """Wait for all sites, and build a federation without data from what they say of themselves."""
         deadline = time.monotonic() + self.plan.start_timeout
         places = self.plan.sites
         while True:
@@ -69,12 +69,13 @@ class FlowerDesk:
             if time.monotonic() > deadline:
                 limit = f"{self.plan.start_timeout:g} s"
                 raise EquipoiseError(
-                    f"{len(self.about)} of {places} sites came within {limit}: {there}. Start the others, or set `sites`."
+                    f"{len(self.about)} of {places} sites came within {limit}: {there}. Start the others, or set "
+                    "`sites`."
                 )
             time.sleep(POLL)
 
     def _seat(self) -> Federation:
-        """A number for each site: that of its part of a data set, or its place among the names."""
+        """Number the sites: by their parts of a data set that is dealt out, else in the order of their names."""
         numbers = {name: int(str(about["number"])) for name, about in self.about.items()}
         dealt = sorted(numbers.values()) == list(range(len(numbers)))
         self.names = sorted(self.about, key=lambda name: numbers[name] if dealt else order_by_number(name))
@@ -82,18 +83,23 @@ class FlowerDesk:
         refuse_disagreement(sites)
         return build_stand_in(list(sites.values()))
 
-    # ------------------------------------------------------------------ what the loop asks for
+    # ------------------------------------------------------------------ what the loop over rounds calls
     def open(self, name: str, records: Sequence[RoundRecord]) -> str:
+        """Begin a run under a random name, or go on with the run `name` after these rounds. Returns the name."""
         self.run = name or secrets.token_hex(8)
         for record in records:
             self.count(record.clients, record.round - 1)
         return self.run
 
     def count(self, clients: Sequence[int], round: int) -> None:
+        """Note that this round of these sites counted. Their next message says so, and they go on from there."""
         self.counted |= dict.fromkeys(clients, round)
 
     def find_present(self, wanted: Sequence[int]) -> tuple[Sequence[int], list[Rejection]]:
-        """Waits for enough, for as long as a round may take."""
+        """Which of these sites are connected, and why the others are not.
+
+        If too few are, it waits for more, at most for the time of a round.
+        """
         needed = min(self.plan.min_sites or 1, len(wanted))
         deadline = time.monotonic() + self.plan.round_timeout
         refused: list[Rejection] = []
@@ -106,7 +112,10 @@ class FlowerDesk:
             time.sleep(POLL)
 
     def ask(self, errand: Errand, expected: Expected, checks: Checks) -> Heard:
-        """Sites keep their states at home, and begin by themselves when they take part for the first time."""
+        """Ask sites to do an errand, and return the answers that count.
+
+        Nothing is sent in the phase `start`: sites keep their states themselves, and make the first one by themselves.
+        """
         if errand.phase == "start" or not errand.clients:
             return Heard(None)
         trains = errand.phase == "train"
@@ -123,7 +132,10 @@ class FlowerDesk:
     def score(
         self, server: Server, kept: Mapping[int, ClientState], states: Mapping[int, ClientState]
     ) -> tuple[Sequence[Score], list[Rejection]]:
-        """The figures of every site that is there, on its own test data. Who was silent a moment ago is not waited for."""
+        """Score the model at every connected site, on its own test data.
+
+        A site that did not answer its last message is left out: the server would only wait for it once more.
+        """
         tested = [
             k
             for k in self._connected(range(len(self.names)))
@@ -146,10 +158,11 @@ class FlowerDesk:
 
     # ------------------------------------------------------------------ messages
     def _greet(self) -> list[Rejection]:
-        """Ask new nodes who they are. Who cannot take part is refused once, and not asked again.
+        """Ask new nodes who they are. Returns those that are refused, and why.
 
-        Flower counts a node as present for a while after it died. So a site that comes back as a new node takes the place of
-        one that did not answer its last message, but never of one that did.
+        Flower lists a node as connected for a while after it died. So a new node takes the place of an old one with the
+        same name if the old one did not answer its last message, but never if it did: then the new node is refused
+        for now, and asked again the next time. A node that is refused for another reason is not asked again.
         """
         present = set(self.grid.get_node_ids())
         strangers = sorted(present - set(self.nodes.values()) - self.refused)
@@ -176,7 +189,7 @@ class FlowerDesk:
         return [Rejection(f"node {node}", why) for node, why in (rivals | mistakes).items()]
 
     def _connected(self, numbers: Iterable[int]) -> list[int]:
-        """Which of these sites are connected at this moment."""
+        """Which of these sites are connected now."""
         here = set(self.grid.get_node_ids())
         return [k for k in numbers if self.nodes[self.names[k]] in here]
 
@@ -188,7 +201,7 @@ class FlowerDesk:
         read: Callable[[int, RecordDict], Read],
         evaluated: Tensor | None = None,
     ) -> tuple[list[Read], list[Refusal]]:
-        """One message to each of these sites, and what can be read of the answers, in the order of sites."""
+        """Send one message to each of these sites. Returns the answers as read, and the refusals, in order of sites."""
         node_of = {self.nodes[self.names[k]]: k for k in clients}
         contents = {}
         for node, k in node_of.items():
@@ -208,7 +221,10 @@ class FlowerDesk:
         return [usable[k] for k in sorted(usable)], [Refusal(k, rejected[k]) for k in sorted(rejected)]
 
     def _exchange(self, kind: str, contents: Mapping[int, RecordDict]) -> tuple[dict[int, RecordDict], dict[int, str]]:
-        """Send and receive within the time of a round: answers by node, and why others have none. The first answer counts."""
+        """Send messages, and wait for answers at most for the time of a round.
+
+        Returns the answers by node, and why the other nodes have none. The first answer of a node counts.
+        """
         if not contents:
             return {}, {}
         limit = self.plan.round_timeout
@@ -234,7 +250,7 @@ class FlowerDesk:
         return answers, silent
 
     def _refuse_stranger(self, content: RecordDict, client: int, r: int) -> None:
-        """An answer of another site or round."""
+        """Refuse an answer that comes from another site, or belongs to another round."""
         said = wire.read_facts(content)
         if said["name"] != self.names[client]:
             raise EquipoiseError(f"it answered as {said['name']!r}.")

@@ -1,4 +1,4 @@
-"""What the server and the sites of a federation agree on: all of it stands in the app's `pyproject.toml`."""
+"""The plan of a run: what the server and the sites agree on. It stands in the app's `pyproject.toml`."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from equipoise.rounds.evaluation import list_models_at_home
 from equipoise.task import BufferPolicy, ModelSource, Task
 from equipoise.training import Training, check_training_changes
 
-TRAINING = tuple(one.name for one in fields(Training))  # a run's configuration may hold any of these
+TRAINING = tuple(one.name for one in fields(Training))  # settings of the local training
 
 
 @dataclass(frozen=True)
 class Plan:
     """One federated run. What is not given comes from the protocol of the sites' data.
 
-    `sites` answer before the run begins. A round waits `round_timeout` seconds for answers and counts with at least
-    `min_sites` of them (by default half of those asked). With fewer it is repeated, or skipped, as `too_few` says; after
-    `patience` such rounds on end the run stops.
+    The run begins when `sites` sites are connected. A round waits `round_timeout` seconds for answers, and needs
+    `min_sites` valid ones (by default half of the sites asked). With fewer it is repeated or skipped, as `too_few`
+    says; after `patience` such tries in a row the run stops.
     """
 
     method: Method | str = "fedavg"
-    data: str = ""  # a data set, of which each site takes a part to try things out; empty: sites bring their own
+    data: str = ""  # a data set that is dealt out to the sites, for a trial; empty: sites bring their own
     sites: int = 2
     rounds: int | None = None
     seed: int = 0
     participation: float | None = None
     model: ModelSource | None = None
-    training: Mapping[str, object] = field(default_factory=dict)  # what differs from the protocol, by name
+    training: Mapping[str, object] = field(default_factory=dict)  # settings that differ from the protocol's, by name
     buffers: BufferPolicy = "average"
     eval_every: int = 1
     min_sites: int | None = None
@@ -46,10 +46,10 @@ class Plan:
     too_few: Literal["repeat", "skip"] = "repeat"
     patience: int = 3
     guard: bool = False  # limit what a site can gain by a false loss
-    protection: Protection = "none"  # refuse methods that do not work under it
-    site_state: str = ""  # folder at each site for what it keeps between rounds, when its SuperNode is started again
+    protection: Protection = "none"  # a method that does not work under it is refused; nothing else is done about it
+    site_state: str = ""  # folder where each site keeps its state for a restart of its SuperNode; empty: none
     resume: bool = False  # go on with the same run where it stopped
-    out: str = "runs"
+    out: str = "runs"  # folder where the server stores the run
 
     def __post_init__(self) -> None:
         require(self.sites >= 1, "sites", "at least 1", self.sites)
@@ -75,7 +75,7 @@ class Plan:
 
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> Plan:
-        """The plan in a Flower app's configuration; settings of the local training stand beside the others.
+        """Read the plan from a Flower app's configuration. Settings of the local training are among the others.
 
         >>> Plan.from_config({"method": "fedprox", "sites": 3, "lr": 0.1}).training
         {'lr': 0.1}
@@ -103,11 +103,11 @@ class Plan:
         return found
 
     def trained_as(self, protocol: Training) -> Training:
-        """The protocol's local training with what this plan changes."""
+        """The protocol's local training, with the changes of this plan."""
         return replace(protocol, **self.training)  # type: ignore[arg-type]
 
     def refuse_averaged_models(self, task: Task) -> None:
-        """Only models that a site can put together by itself can be scored."""
+        """Refuse a method whose scored model needs tensors of several sites: each site scores by itself."""
         if not list_models_at_home(self.chosen, task):
             raise EquipoiseError(
                 f"`{self.chosen}` scores a model averaged over tensors that never leave their sites. Let it score the "

@@ -1,4 +1,4 @@
-"""The server of a federation on Flower: the engine's loop, with a desk that reaches real sites."""
+"""The server of a federation on Flower: the engine's loop over rounds, with a desk that reaches real sites."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from equipoise.runs.writing import save
 
 
 def server_app(plan: Plan | None = None) -> ServerApp:
-    """Flower's app of the server. Without a plan the run's configuration is one. The run is stored below `plan.out`."""
+    """The app that Flower runs at the server. Without a plan, it is read from the run's configuration.
+
+    The run is stored below `plan.out`.
+    """
     app = ServerApp()
 
     @app.main()
@@ -33,8 +36,8 @@ def server_app(plan: Plan | None = None) -> ServerApp:
         folder = Path(kept.folder)
         if agreed.resume and not find_saved(folder):
             raise EquipoiseError(
-                f"There is nothing to resume in `{folder}`: a run of other settings has its own checkpoints. Repeat all of the "
-                "settings that the run began with, or leave `resume` out to begin anew."
+                f"There is nothing to resume in `{folder}`: a run of other settings has its own checkpoints. Repeat "
+                "all of the settings that the run began with, or leave `resume` out to begin anew."
             )
         try:
             result = federate(grid, agreed, on_round=_say, on_note=_note, checkpoint=kept)
@@ -51,14 +54,17 @@ def server_app(plan: Plan | None = None) -> ServerApp:
 
 
 def place_checkpoints(plan: Plan) -> Checkpoints:
-    """A folder that belongs to this plan alone. Sites remember two states, so the server keeps every round."""
+    """Where the checkpoints of a plan go: to a folder that belongs to this plan alone.
+
+    There is one per round, because a site keeps its states for its last round only: those before and after it.
+    """
     settings = replace(plan, resume=False, method=str(plan.chosen), model=None)
     digest = hashlib.sha256(repr((settings, _name(plan.model))).encode()).hexdigest()[:8]
     return Checkpoints(Path(plan.out) / FOLDER / f"flower-seed{plan.seed}-{digest}", every=1, resume=plan.resume)
 
 
 def _name(model: object) -> str:
-    """A module's address in memory is another one in every process."""
+    """A model's name that is the same in every process: what Python prints for an object may hold its address."""
     return model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__)
 
 
@@ -81,10 +87,10 @@ def federate(
     on_note: Callable[[str], None] | None = None,
     checkpoint: Checkpoints | None = None,
 ) -> Run:
-    """All rounds of a plan with the sites that a grid reaches: the same value as `equipoise.run` gives.
+    """Do all rounds of a plan with the sites that a grid reaches. Returns a `Run`, as `equipoise.run` does.
 
-    Where too few sites are left for `plan.patience` rounds on end the run ends early, with what it has and a warning. With
-    `checkpoint` it can go on after it was ended, also as another run of Flower's.
+    If too few sites answer in `plan.patience` tries in a row, the run ends early, with the rounds done so far and a
+    warning. With `checkpoint` it can be resumed later, also by another run of Flower's.
     """
     desk = FlowerDesk(grid, plan)
     begun = begin_run(settle(plan, desk), "flower")
@@ -100,7 +106,7 @@ def federate(
 
 
 def settle(plan: Plan, desk: FlowerDesk) -> Settings:
-    """All that decides what the run computes, once the sites have said what they hold."""
+    """Wait for the sites, and return all that decides what the run computes with them."""
     data = desk.assemble()
     asked = replace(DEPLOYMENT_CHECKS, quorum=None, too_few=plan.too_few, patience=plan.patience)
     settings = Settings.of(

@@ -1,4 +1,4 @@
-"""A site's half: Flower calls it with a message, it answers with what `client_round` gave, and its state stays at home."""
+"""The site's half of a federation: it answers messages with what `client_round` computes. Data and state stay there."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from equipoise.rounds.server import make_broadcast
 from equipoise.task import Task
 from equipoise.types import ClientState, EquipoiseError
 
-KEPT = "equipoise state "  # records in `context.state`: the site's state after so many rounds
+KEPT = "equipoise state "  # names records in `context.state`, with the number of rounds after which the state holds
 Records = dict[str, ArrayRecord | ConfigRecord | MetricRecord]
 
 
 @dataclass(frozen=True, eq=False)
 class Site:
-    """One site: its data, in a pool that may hold more, and its number in a data set that is dealt out."""
+    """One site and its data."""
 
-    federation: Federation
-    client: Client
-    number: int = -1  # the server gives one
+    federation: Federation  # the data, perhaps with those of other sites if a data set is dealt out
+    client: Client  # which of them are the site's
+    number: int = -1  # of its part, if a data set is dealt out; -1: the server chooses one
 
 
 Handler = Callable[[Plan, Site, Message, Context], Records]
@@ -44,11 +44,11 @@ Handler = Callable[[Plan, Site, Message, Context], Records]
 def client_app(
     plan: Plan | None = None, *, data: Federation | None = None, schema: str | Path | None = None
 ) -> ClientApp:
-    """Flower's app of a site.
+    """The app that Flower runs at a site.
 
-    Without a plan the run's configuration is one. Without data the node's configuration says where they are: `site="north"
-    data="/data/north.csv"`, or `partition-id=0` for a part of the plan's data set. `schema` is the file of classes and columns
-    that all sites agreed on.
+    Without a plan, it is read from the run's configuration. The node's configuration says which data are the site's:
+    `site="north" data="/data/north.csv"`, or `partition-id=0` for a part of `data` or of the plan's data set. `schema`
+    is the file of classes and columns that all sites agreed on.
     """
     app = ClientApp()
 
@@ -57,7 +57,7 @@ def client_app(
             try:
                 agreed = plan or Plan.from_config(context.run_config)
                 content = RecordDict(answer(agreed, _site(agreed, data, schema, context), message, context))
-            except Exception as error:  # whatever it is, the server must hear of it
+            except Exception as error:  # of any kind: the server is told in words
                 content = RecordDict({wire.FACTS: ConfigRecord({wire.ERROR: wire.explain(error)})})
             return Message(content, reply_to=message)
 
@@ -70,8 +70,9 @@ def client_app(
     return app
 
 
-# --------------------------------------------------------------------------- whose data
+# --------------------------------------------------------------------------- the site's data
 def _site(plan: Plan, data: Federation | None, schema: str | Path | None, context: Context) -> Site:
+    """The site with the data that its node's configuration names."""
     node = context.node_config
     if "data" in node:
         name = str(node.get("site", context.node_id))
@@ -93,7 +94,7 @@ def _site(plan: Plan, data: Federation | None, schema: str | Path | None, contex
     return Site(federation, federation.clients[number], number)
 
 
-@functools.lru_cache(maxsize=1)  # one process may serve many messages
+@functools.lru_cache(maxsize=1)  # a process that answers many messages loads the data once
 def _named(text: str) -> Federation:
     return load_federation(text)
 
@@ -105,10 +106,12 @@ def _own(path: str, name: str, schema: str | None, size: int | None, label: str 
 
 
 def _ready(plan: Plan, federation: Federation) -> Federation:
+    """The data, with validation data set aside if the method needs them."""
     return federation.with_validation() if plan.chosen.validates else federation
 
 
 def _task(plan: Plan, site: Site, message: Message) -> tuple[Task, Federation, int]:
+    """The task at this site, its data as those of one client among empty ones, and the number of that client."""
     said = wire.read_facts(message.content)
     number, sites = int(str(said["number"])), int(str(said["sites"]))
     federation = seat_site(site.federation, site.client, number, sites)
@@ -121,13 +124,14 @@ def _task(plan: Plan, site: Site, message: Message) -> tuple[Task, Federation, i
 
 # --------------------------------------------------------------------------- answers
 def _hello(plan: Plan, site: Site, message: Message, context: Context) -> Records:
+    """Say who the site is, and what its data look like."""
     training = plan.trained_as(site.federation.protocol.training)
     about = describe_site(site.federation, site.client, training, site.number)
     return {wire.FACTS: ConfigRecord({"about": json.dumps(about)})}
 
 
 def _take_part(phase: Phase, plan: Plan, site: Site, message: Message, context: Context) -> Records:
-    """Train, or report on the received model. A site that takes part for the first time begins here."""
+    """Train, or report on the received model. A site that takes part for the first time makes its first state."""
     task, _, number = _task(plan, site, message)
     said = wire.read_facts(message.content)
     server = wire.unpack(message.content, task.layout, number)
@@ -146,7 +150,7 @@ def _take_part(phase: Phase, plan: Plan, site: Site, message: Message, context: 
 
 
 def _score(plan: Plan, site: Site, message: Message, context: Context) -> Records:
-    """The site's figures of the received model, on its own test data."""
+    """Score the received model on the site's own test data."""
     task, federation, number = _task(plan, site, message)
     server = wire.unpack(message.content, task.layout, number)
     state = _kept(plan, site, wire.read_facts(message.content), context)
@@ -157,12 +161,13 @@ def _score(plan: Plan, site: Site, message: Message, context: Context) -> Record
     return {wire.FACTS: facts, "scores": MetricRecord({score.metric: score.value for score in scores})}
 
 
-# --------------------------------------------------------------------------- what stays at home
+# --------------------------------------------------------------------------- the site's state
 def _kept(plan: Plan, site: Site, said: ConfigRecord, context: Context) -> ClientState | None:
-    """The site's state after the last of its rounds that counted; None for a site that has not begun, or has lost it.
+    """The site's state after the last of its rounds that counted; None if it has not begun, or has lost its state.
 
-    A site trains, and only then the server finds that it answered too late: such a round must leave no trace. So the state
-    before the last round is kept beside the one after it. What a SuperNode forgot when it ended is read from disk.
+    The server may find that an answer came too late, when the site has trained already. Such a round must have no
+    effect, so the state before the last round is kept beside the one after it. If the SuperNode was restarted, the
+    state is read from disk.
     """
     rounds = int(str(said["counted"])) + 1
     if f"{KEPT}{rounds}" in context.state:
@@ -173,7 +178,7 @@ def _kept(plan: Plan, site: Site, said: ConfigRecord, context: Context) -> Clien
 
 
 def _keep(plan: Plan, site: Site, said: ConfigRecord, context: Context, states: Mapping[int, ClientState]) -> None:
-    """On disk first: an answer whose state could not be kept does not count."""
+    """Keep states by their number of rounds, first on disk: if that fails, the site sends an error and no answer."""
     root, run, name = _folder(plan, context), str(said["run"]), site.client.name
     if root and any(states.values()):  # most methods have nothing to keep
         store_states(place_states(root, run, name), run, name, states)
@@ -184,4 +189,5 @@ def _keep(plan: Plan, site: Site, said: ConfigRecord, context: Context, states: 
 
 
 def _folder(plan: Plan, context: Context) -> str:
+    """The folder where this site keeps its states; empty: none."""
     return str(context.node_config.get("state", plan.site_state))

@@ -1,5 +1,7 @@
-"""What travels: tensors by name in Flower's records. Nothing is pickled: Flower writes arrays in NumPy's own format with
-`allow_pickle=False`, and reads them so, too."""
+"""The content of messages between server and sites: tensors by name in Flower's records.
+
+Nothing is pickled: Flower writes and reads arrays in NumPy's own format, with `allow_pickle=False`.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +13,23 @@ from torch import Tensor
 
 from equipoise.types import Broadcast, EquipoiseError, Layout, Memory, PerClient, Replies, Server, Shared, Tensors
 
-FACTS = "equipoise"  # the record of plain values
-ERROR = "error"  # a site's mistake in words, in place of an answer
-LONGEST = 500  # letters of such words
+FACTS = "equipoise"  # the name of the record of plain values
+ERROR = "error"  # the plain value by which a site says what went wrong, in place of an answer
+LONGEST = 500  # characters of such a text; the rest is cut off
 
 
 def pack_arrays(tensors: Mapping[str, Tensor]) -> ArrayRecord:
-    """Named tensors as a record."""
+    """Named tensors as a record of Flower's."""
     return ArrayRecord({name: Array(value.detach().cpu().contiguous().numpy()) for name, value in tensors.items()})
 
 
 def unpack_arrays(content: RecordDict, name: str) -> Tensors:
-    """The named tensors of a record, as memory of our own."""
+    """The named tensors of a record, copied into memory of their own."""
     record = content.array_records.get(name)
     if record is None:
-        raise EquipoiseError(f"The message has no arrays `{name}`. Do server and sites run the same Equipoise?")
+        raise EquipoiseError(
+            f"The message has no arrays `{name}`. Do server and sites have the same version of Equipoise?"
+        )
     return {key: torch.from_numpy(value.numpy().copy()) for key, value in record.items()}
 
 
@@ -33,7 +37,7 @@ def read_facts(content: RecordDict) -> ConfigRecord:
     """The plain values of a message."""
     record = content.config_records.get(FACTS)
     if record is None:
-        raise EquipoiseError("The message has no facts. Do server and sites run the same Equipoise?")
+        raise EquipoiseError("The message has no plain values. Do server and sites have the same version of Equipoise?")
     return record
 
 
@@ -43,9 +47,9 @@ def explain(error: Exception) -> str:
     return " ".join(f"{kind}{error}".split())[:LONGEST]
 
 
-# --------------------------------------------------------------------------- down
+# --------------------------------------------------------------------------- to a site
 def pack(broadcast: Broadcast, layout: Layout, client: int, evaluated: Tensor | None = None) -> dict[str, ArrayRecord]:
-    """What one client receives. Of what the server holds for each client it gets its own row alone."""
+    """What one client receives. Of tensors that the server holds per client, it gets only its own row."""
     own = {
         name: value[client]
         for name, value in broadcast.shared.items()
@@ -61,7 +65,7 @@ def pack(broadcast: Broadcast, layout: Layout, client: int, evaluated: Tensor | 
 
 
 def unpack(content: RecordDict, layout: Layout, client: int) -> Server:
-    """The server, as far as a site knows it."""
+    """The server as far as a site knows it: the content of a message that `pack` made."""
     shared: Shared = dict(unpack_arrays(content, "shared"))
     shared |= {name: PerClient({client: row}) for name, row in unpack_arrays(content, "own").items()}
     evaluated = join_fitting(unpack_arrays(content, "evaluated"), layout) if "evaluated" in content else None
@@ -72,7 +76,7 @@ def unpack(content: RecordDict, layout: Layout, client: int) -> Server:
 
 
 def join_fitting(named: Tensors, layout: Layout) -> Tensor:
-    """Named tensors as one row; an error says which of them is not as the model wants it."""
+    """Join named tensors to one row. If one does not fit the model, an error names it."""
     wanted = dict(zip(layout.names, layout.shapes, strict=True))
     if set(named) != set(wanted):
         odd = sorted(set(named) ^ set(wanted))[0]
@@ -86,9 +90,9 @@ def join_fitting(named: Tensors, layout: Layout) -> Tensor:
     return layout.join(named)
 
 
-# --------------------------------------------------------------------------- up
+# --------------------------------------------------------------------------- to the server
 def pack_reply(replies: Replies, layout: Layout) -> dict[str, ArrayRecord]:
-    """What one client sends up."""
+    """What one client sends to the server."""
     found = {
         "reports": pack_arrays({name: value[0] for name, value in replies.reports.items()}),
         "buffers": pack_arrays({name: value[0] for name, value in replies.buffers.items()}),

@@ -1,7 +1,8 @@
-"""Local training, written for one client and run for one or for many.
+"""Local training of one client, or of many at once.
 
-A term never sees a client axis. For one client its function is called directly; for several it is vectorised with
-`torch.func.vmap` over tensors stacked along a leading client axis. The numbers are the same up to float rounding.
+The terms of a method are written for one client, without a client axis. For one client they are called directly; for
+several they are vectorised with `torch.func.vmap` over tensors stacked along a leading client axis. The results are the
+same up to rounding.
 """
 
 from equipoise.local.batches import draw_batches

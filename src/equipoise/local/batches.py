@@ -1,4 +1,4 @@
-"""Which samples a client trains on in which order, and the samples themselves."""
+"""The batches of local training: which samples each client uses in which step, and the samples themselves."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from equipoise.types import Tensors
 
 
 class Batches(NamedTuple):
-    """The batches of several clients; -1 stands for padding."""
+    """The batches of m clients in all their steps, padded to the largest batch and to the most steps."""
 
-    positions: Integers  # [m, steps, batch], in the pool
-    places: Integers  # [m, steps, batch], the same as positions among the client's own samples, 0 for padding
-    sizes: Integers  # [m, steps], true batch sizes; 0 when the client is done
-    steps: Integers  # [m]
+    positions: Integers  # [m, steps, batch], positions of the samples in the federation's pool; -1 for padding
+    places: Integers  # [m, steps, batch], the same samples, counted among the client's own; 0 for padding
+    sizes: Integers  # [m, steps], batch sizes without padding; 0 after the client's last step
+    steps: Integers  # [m], number of steps
 
     @property
     def repeats(self) -> bool:
-        """Whether all steps have the same batch, which then lies in memory once."""
+        """Whether all steps use the same batch, which is then stored once, with a stride of zero between steps."""
         return self.positions.strides[1] == 0
 
     def ordered(self, order: Integers) -> Batches:
-        """The clients in another order."""
+        """The batches of the same clients in another order `[m]`."""
         if not self.repeats:
             return Batches(*(value[order] for value in self))
         once = [np.broadcast_to(value[order, :1], value.shape) for value in (self.positions, self.places)]
@@ -38,7 +38,11 @@ class Batches(NamedTuple):
 
 
 def draw_batches(task: Task, clients: Sequence[int], training: Training, *path: int | str) -> Batches:
-    """The same batches whoever runs them: they follow from the seed path and the client alone."""
+    """Draw the batches of these clients for one local training.
+
+    A client's batches depend only on the seed path, its id, its data and the settings. So they do not depend on which
+    clients are trained together.
+    """
     pool, starts = task.federation.training_positions
     ids = np.asarray(clients)
     n = starts[ids + 1] - starts[ids]
@@ -46,7 +50,7 @@ def draw_batches(task: Task, clients: Sequence[int], training: Training, *path: 
     per_epoch = -(-n // size)
     steps = per_epoch * training.epochs if training.steps is None else np.full_like(n, training.steps)
     epochs = int((-(-steps // per_epoch)).max())
-    if (size == n).all():  # full batches need no order, and all steps are the same
+    if (size == n).all():  # full batches need no random order, and are the same in all steps
         entry = np.arange(n.max())
         place = np.where(entry < n[:, None], entry, 0)
         batch = np.where(entry < n[:, None], pool[starts[ids][:, None] + place], -1)
@@ -55,7 +59,8 @@ def draw_batches(task: Task, clients: Sequence[int], training: Training, *path: 
         return Batches(whole[0], whole[1], np.where(np.arange(shape[1]) < steps[:, None], n[:, None], 0), steps)
     order = seeds.permutations(n, epochs, [seeds.key(*path, client) for client in clients])
     order[size == n] = np.arange(n.max())
-    # Step s of a client takes places [j, j + 1) * size of its epoch's order, j = s modulo its steps an epoch.
+    # In step s a client takes the entries from j * size up to (j + 1) * size of its order for that epoch, where j is s
+    # modulo its number of steps per epoch.
     s, slot = np.arange(steps.max()), np.arange(size.max())
     epoch, j = s // per_epoch[:, None], s % per_epoch[:, None]
     place = j[:, :, None] * size[:, None, None] + slot
@@ -68,20 +73,21 @@ def draw_batches(task: Task, clients: Sequence[int], training: Training, *path: 
 
 
 class Group(NamedTuple):
-    """Clients that share one call in a step, and their batches."""
+    """Clients that are computed together in a step, and their batches."""
 
-    rows: slice | Integers  # among those at work
-    batch: Integers  # [rows, batch], positions in the pool, -1 for padding
-    x: Tensor
-    y: Tensor
-    keep: Tensor | None
-    frozen: Tensors  # features by models that do not change, [rows, batch, width], where they are known already
+    rows: slice | Integers  # their rows among the clients that still train
+    batch: Integers  # [rows, batch], positions of the samples in the pool; -1 for padding
+    x: Tensor  # [rows, batch, ...], prepared samples
+    y: Tensor  # [rows, batch], labels
+    keep: Tensor | None  # [rows, batch], 1 for real samples and 0 for padding; None when there is no padding
+    frozen: Tensors  # [rows, batch, width] each: features by fixed models (`Term.frozen`); empty if not computed ahead
 
 
 def group_clients(sizes: Integers, apart: bool) -> list[tuple[slice | Integers, int, bool]]:
-    """Clients that can share a call: (rows, batch size, whether smaller batches are padded to it).
+    """Group clients by their batch sizes `[m]`: (rows, batch size, whether smaller batches are padded to it).
 
-    One group, padded where batches differ; or groups of equal batches, where padding would change the numbers.
+    There is one group, padded if batch sizes differ. With `apart`, for models whose results padding would change, there
+    is one group per batch size instead.
     """
     largest = int(sizes.max())
     if (sizes == largest).all():
@@ -94,10 +100,14 @@ def group_clients(sizes: Integers, apart: bool) -> list[tuple[slice | Integers, 
 def gather_samples(
     task: Task, rows: slice | Integers, index: Integers, padded: bool, draws: Tensor | None, frozen: Tensors
 ) -> Group:
-    """Prepared samples and labels of stacked batches; padding repeats the sample at position 0."""
+    """Fetch the prepared samples and the labels of stacked batches `index [rows, batch]`.
+
+    Padding is filled with the sample at position 0. `draws [rows, batch, draws]` are the random numbers of the
+    augmentation; None: there is none.
+    """
     data = task.federation
     flat = torch.from_numpy((index.clip(min=0) if padded else index).flatten()).to(task.device)
-    x, y = data.x.index_select(0, flat), data.y.index_select(0, flat)  # takes half the time of `data.x[flat]`
+    x, y = data.x.index_select(0, flat), data.y.index_select(0, flat)  # in half the time of `data.x[flat]`
     x = data.preparation.evaluation(x) if draws is None else data.preparation.training(x, draws.flatten(0, 1))
     keep = torch.from_numpy(index >= 0).to(task.device, x.dtype) if padded else None
     return Group(rows, index, x.view(*index.shape, *x.shape[1:]), y.view(index.shape), keep, frozen)
@@ -106,7 +116,7 @@ def gather_samples(
 def draw_augmentation(
     task: Task, ids: Sequence[int], drawn: Batches, seed: int, purpose: str, round: int
 ) -> Tensor | None:
-    """Uniform draws `[m, steps, batch, draws]` for the augmentation, or None when there is none."""
+    """Draw uniform random numbers `[m, steps, batch, draws]` for the augmentation; None if there is no augmentation."""
     count = task.federation.preparation.draws
     if count == 0:
         return None
@@ -122,7 +132,10 @@ def draw_augmentation(
 def draw_noise(
     task: Task, ids: Sequence[int], seed: int, purpose: str, round: int, rows: Sequence[int], index: Integers, step: int
 ) -> Tensors:
-    """The noise that the model takes in this step, for the clients in these rows, `[rows, batch, ...]`."""
+    """Draw the noise that the model takes in one step for the clients in these rows, by name, `[rows, batch, ...]`.
+
+    Padding gets 0.5.
+    """
     noise: Tensors = {}
     for name, shape in task.noise.items():
         stack = torch.full((*index.shape, *shape), 0.5)

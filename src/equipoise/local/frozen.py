@@ -1,4 +1,4 @@
-"""Features by models that do not change during a round, computed once instead of in every step."""
+"""Features by models that stay fixed during a round (`Term.frozen`), computed once and not in every step."""
 
 from __future__ import annotations
 
@@ -16,17 +16,25 @@ from equipoise.seeds import Integers
 from equipoise.task import EVALUATION_BATCH, Task
 from equipoise.types import Model, Tensors
 
-LIMIT = 1 << 28  # bytes of all features together
+LIMIT = 1 << 28  # the most bytes that all features together may take
 
 
 @torch.no_grad()
 def compute_frozen_features(
     task: Task, terms: Sequence[Term], start: Start, ids: Sequence[int], mine: Tree, visits: int
 ) -> Tensors:
-    """Features of all the clients' samples by the models that the terms ask for, `[m, samples, width]`.
+    """The features of all training samples by each fixed model that the terms ask for, `[m, samples, width]` each.
 
-    Nothing where a sample's features depend on its batch, where fewer samples will be visited than there are, or where the
-    features would fill the memory.
+    The result is empty, and features are computed in every step instead, if a sample's features depend on its batch, if
+    training uses fewer samples (`visits`) than the clients hold, or if the features would take more than `LIMIT` bytes.
+
+    Args:
+        task: the model and the data.
+        terms: the method's terms.
+        start: what the clients start from.
+        ids: the m clients.
+        mine: the tensors of `start.per_client`, in the order of `ids`.
+        visits: how many samples all steps of all clients use, counted with repetitions.
     """
     _, starts = task.federation.training_positions
     held = np.diff(starts)[ids]
@@ -43,7 +51,7 @@ def compute_frozen_features(
         return task.apply(stored, model.buffers, images).features
 
     found: Tensors = {}
-    models = for_each(models_of, count)(torch.zeros(count), *mine)
+    models = for_each(models_of, count)(torch.zeros(count), *mine)  # zeros: `vmap` needs at least one tensor
     for name, model in models.items():
         parts = []
         for x in _everything(task, ids):
@@ -58,7 +66,10 @@ def compute_frozen_features(
 
 
 def _everything(task: Task, ids: Sequence[int]) -> Iterator[Tensor]:
-    """All training samples of these clients, prepared for evaluation, `[m, some, ...]` at a time, the shorter ones padded."""
+    """All training samples of these clients, prepared for evaluation, in pieces `[m, some, ...]`.
+
+    A client with fewer samples than others is padded with its last one.
+    """
     pool, starts = task.federation.training_positions
     first, n = starts[:-1][ids], np.diff(starts)[ids]
     for at in range(0, n.max(), EVALUATION_BATCH):
@@ -70,7 +81,7 @@ def _everything(task: Task, ids: Sequence[int]) -> Iterator[Tensor]:
 
 
 def look_up_features(frozen: Tensors, places: Integers, rows: slice | Integers) -> Tensors:
-    """The features of the samples at these places, for some of the clients at work."""
+    """The features `[rows, batch, width]` of the samples at `places [m, batch]`, for some rows of the m clients."""
     found: Tensors = {}
     for name, value in frozen.items():
         index = (places + np.arange(len(places))[:, None] * value.shape[1])[rows]

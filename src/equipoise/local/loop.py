@@ -1,4 +1,4 @@
-"""Local training: the loop over a client's batches."""
+"""The loop of local training over the steps of several clients."""
 
 from __future__ import annotations
 
@@ -22,10 +22,12 @@ from equipoise.types import Tensors
 
 
 class Fitted(NamedTuple):
-    params: Tensors  # [m, ...]
-    buffers: Tensors  # [m, ...]
-    steps: Tensor  # [m]
-    loss: Tensor  # [m], mean base loss over the samples seen
+    """The result of the local training of m clients."""
+
+    params: Tensors  # [m, ...] each, after training
+    buffers: Tensors  # [m, ...] each, after training
+    steps: Tensor  # [m], number of local steps
+    loss: Tensor  # [m], mean base loss over the samples of all steps
 
 
 def fit(
@@ -43,19 +45,32 @@ def fit(
     purpose: str = "batches",
     watch: Callable[[int, Sequence[int], Tensors, Tensors], bool] | None = None,
 ) -> Fitted:
-    """Train the clients from stacked `params` and `buffers` (which are left as they are).
+    """Train m clients from stacked `params` and `buffers`, which are not changed.
 
-    `watch(step, clients, params, buffers)` sees the models after every step, and ends the training when it says so.
+    Args:
+        task: the model and the data.
+        terms: the method's terms.
+        clients: ids of the m clients.
+        start: what the clients start from.
+        params: `[m, ...]` each, the parameters before training.
+        buffers: `[m, ...]` each, the buffers before training.
+        round: the current round, counted from 0.
+        rounds: number of rounds planned for the run.
+        seed: the run's seed.
+        training: settings of local training. Default: the task's.
+        purpose: the word in the seed path that keeps the batches of different trainings apart.
+        watch: `watch(step, clients, params, buffers)` is called after every step. It is given the current models,
+            `[m, ...]` each, in the order of the clients that it is given. If it returns True, training ends.
     """
     training = training or task.training
     drawn = draw_batches(task, clients, training, seed, purpose, round)
-    # Clients with the most steps first: those still at work are always the first ones of the stack.
+    # Clients with the most steps come first, so that those that still train are always the first rows of the stack.
     order = np.argsort(-drawn.steps, kind="stable")
     drawn = drawn.ordered(order)
     ids = [clients[i] for i in order]
     there = torch.from_numpy(order).to(task.device)
     mine = pick(start.per_client, there)
-    values = pick(params, there)  # indexing copies
+    values = pick(params, there)  # a copy, because training changes it in place
     statistics = pick(buffers, there)
     draws = draw_augmentation(task, ids, drawn, seed, purpose, round)
     frozen = compute_frozen_features(task, terms, start, ids, mine, int(drawn.sizes.sum())) if draws is None else {}

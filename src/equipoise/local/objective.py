@@ -1,4 +1,4 @@
-"""What a client minimises: the terms of a method, put together."""
+"""The local objective, which a client minimises: cross-entropy, changed by the terms of the method."""
 
 from __future__ import annotations
 
@@ -19,41 +19,44 @@ from equipoise.types import ClientState, Layout, Local, Model, Outputs, Received
 
 @dataclass(frozen=True)
 class Start:
-    """What the clients of one call start from. Global tensors have no client axis, those of `own` do."""
+    """What m clients start a round from. Tensors that all of them share have no client axis."""
 
-    params: Tensors
-    buffers: Tensors
-    shared: Tensors
-    own_params: Tensors  # private and personal parameters [m, ...]
-    own_buffers: Tensors  # buffers that stay with the client [m, ...]
-    own: Tensors  # what the server sent to each client alone [m, ...]
-    states: ClientState  # [m, ...]
+    params: Tensors  # the shared parameters
+    buffers: Tensors  # the buffers that clients received
+    shared: Tensors  # what the server's `share` parts sent to all clients
+    own_params: Tensors  # [m, ...] each: private and personal parameters
+    own_buffers: Tensors  # [m, ...] each: buffers that stay with the client
+    own: Tensors  # [m, ...] each: what the server's `share` parts sent to each client alone
+    states: ClientState  # [m, ...] each: what the clients' parts remember
     layout: Layout  # of the shared parameters
 
     @property
     def per_client(self) -> tuple[Tensors, Tensors, Tensors, ClientState]:
-        """What has a client axis, in the order in which `received` takes it."""
+        """The fields with a client axis. The first three are the arguments of `received`, in its order."""
         return self.own_params, self.own_buffers, self.own, self.states
 
     def received(self, own_params: Tensors, own_buffers: Tensors, own: Tensors) -> Received:
-        """What one client received, given its own slices."""
+        """What one client starts from, given its own tensors without the client axis."""
         params, buffers = {**self.params, **own_params}, {**self.buffers, **own_buffers}
         return Received(params, buffers, self.shared, own, self.layout)
 
 
 class StepTime(NamedTuple):
-    """When a local step happens."""
+    """When a local step happens, and its learning rate: the fields `done` to `lr` of `Local`."""
 
-    done: int  # local steps before this one
-    round: int
-    rounds: int
-    lr: float
+    done: int  # local steps before this one in this round
+    round: int  # counted from 0
+    rounds: int  # planned for the run
+    lr: float  # the local learning rate
 
 
 def build_objective(
     task: Task, terms: Sequence[Term], start: Start, time: StepTime
 ) -> Callable[..., tuple[Tensor, Tensor]]:
-    """The local loss of one client on one batch, from its cross-entropies and the outputs of its model: (total, base)."""
+    """A function that computes the local loss of one client on one batch, from the cross-entropies and model outputs.
+
+    It returns two scalars: the loss to differentiate, and the mean cross-entropy without the terms (the base loss).
+    """
 
     def objective(
         losses: Tensor,
@@ -92,14 +95,19 @@ def build_objective(
 
 
 def cross_entropy(out: Outputs, y: Tensor) -> Tensor:
-    """Of stacked batches, `[m, batch]`. Under `vmap` it would take several times as long."""
+    """The cross-entropies `[m, batch]` of stacked batches. It is not vectorised with `vmap`, which is several times
+    slower here."""
     return F.cross_entropy(out.logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
 
 
 def build_losses(
     task: Task, terms: Sequence[Term], start: Start, time: StepTime, mode: Mode, count: int
 ) -> Callable[..., tuple[Tensor, Tensor, Tensors]]:
-    """The local losses of `count` stacked clients on one batch each: (total [m], base [m], next buffers)."""
+    """A function that computes the local losses of m = `count` stacked clients, on one batch each.
+
+    It returns the losses to differentiate `[m]`, the mean cross-entropies without the terms `[m]` (the base losses),
+    and the next buffers.
+    """
     objective = build_objective(task, terms, start, time)
 
     def alone(
@@ -113,7 +121,7 @@ def build_losses(
     def together(
         params: Tensors, buffers: Tensors, noise: Tensors, x: Tensor, y: Tensor, keep: Tensor | None, *rest: Tree
     ) -> tuple[Tensor, Tensor, Tensors]:
-        """For a model that can be evaluated with stacked weights by itself: only the terms are vectorised."""
+        """For models that have a forward pass of their own for stacked weights: only the terms are vectorised."""
         assert task.stacked is not None
         out = task.stacked(params, x)
         losses = cross_entropy(out, y)
@@ -126,26 +134,32 @@ def build_losses(
 
 
 def is_overridden(term: Term, hook: str) -> bool:
+    """Whether the term's class overrides this hook of `Term`."""
     return getattr(type(term), hook) is not getattr(Term, hook)
 
 
 def select_scaling(terms: Sequence[Term]) -> list[Term]:
+    """The terms that multiply the local loss by a factor (`Term.scale`)."""
     return [term for term in terms if is_overridden(term, "scale")]
 
 
 def collect_frozen_models(terms: Sequence[Term], received: Received, states: ClientState) -> dict[str, Model]:
+    """The models of all terms that stay fixed during the round (`Term.frozen`), by name."""
     return {name: model for term in terms for name, model in term.frozen(received, states).items()}
 
 
 class Force(NamedTuple):
     """What the terms add to the gradient of one tensor `x`: `pull * x + constant`."""
 
-    pull: float
+    pull: float  # the same for all clients
     constant: Tensor  # [m, ...]
 
 
 def sum_forces(terms: Sequence[Term], start: Start, mine: Tree, count: int) -> dict[str, Force]:
-    """The sum of the terms' forces. They do not change during a round."""
+    """The sum of the forces of all terms, by the name of the parameter. It does not change during a round.
+
+    `mine` holds the tensors of `start.per_client` of `count` clients.
+    """
     forces: dict[str, Force] = {}
     for term in terms:
         if not is_overridden(term, "force"):
@@ -154,6 +168,7 @@ def sum_forces(terms: Sequence[Term], start: Start, mine: Tree, count: int) -> d
         def force(_: Tensor, *mine: Tree, term: Term = term) -> Tensors:
             return term.force(start.received(*mine[:3]), mine[3])
 
+        # The zeros are there because `vmap` needs at least one tensor.
         for name, constant in for_each(force, count)(torch.zeros(count), *mine).items():
             if name in forces:
                 forces[name] = Force(forces[name].pull + term.pull, forces[name].constant + constant)

@@ -1,4 +1,4 @@
-"""One local step of many clients at once: with gradients in factors, or by autograd."""
+"""Local steps of many clients at once: with gradients as factors where the model gives them, otherwise by autograd."""
 
 from __future__ import annotations
 
@@ -28,42 +28,44 @@ from equipoise.task import Task
 from equipoise.training import Training
 from equipoise.types import ClientState, Factors, OutputGradient, Outputs, Tensors
 
-Steps = Callable[
-    [int, int, list[Group]], list[Tensor]
-]  # (step, clients at work, groups) -> mean base losses of each group
+# (step, number of clients that still train, their groups) -> for each group, the mean base losses of its clients
+Steps = Callable[[int, int, list[Group]], list[Tensor]]
 
 
 class Cohort(NamedTuple):
-    """Clients that train together: what they train, with what, and what they have of their own."""
+    """The m clients that train together, and all that their steps need."""
 
-    task: Task
-    terms: Sequence[Term]
-    start: Start
-    mine: Tree  # in the order of `Start.per_client`
-    values: Tensors  # [m, ...], changed in place
-    training: Training
-    time: StepTime
+    task: Task  # the model and the data
+    terms: Sequence[Term]  # of the method
+    start: Start  # what the clients start from
+    mine: Tree  # the tensors of `Start.per_client`, in the order of these clients
+    values: Tensors  # [m, ...] each: the parameters, changed in place
+    training: Training  # settings of local training
+    time: StepTime  # of the first step
 
     @property
     def forces(self) -> dict[str, Force]:
+        """What the terms add to the gradients in every step, by the name of the parameter."""
         return sum_forces(self.terms, self.start, self.mine, len(next(iter(self.values.values()))))
 
 
 class Stack(NamedTuple):
-    """What the clients at work have, one beside the other."""
+    """The stacked tensors of some clients, `[clients, ...]` each."""
 
-    values: Tensors
-    momenta: Tensors
-    mine: Tree
-    forces: dict[str, Force]
+    values: Tensors  # the parameters
+    momenta: Tensors  # of the parameters; empty without momentum
+    mine: Tree  # the tensors of `Start.per_client`
+    forces: dict[str, Force]  # what the terms add to the gradients
 
 
 class FactoredSteps:
-    """Plain SGD for models that give their gradient in factors: it is added to the weights by the same matrix product that
-    computes it, so that it is never stored (unless a term corrects it, or it is clipped together with what terms add).
+    """Steps of SGD for models that give their gradients as factors (`Task.factored`).
 
-    The network is small where this is used, and a call costs as much as a thousand numbers: what does not change between
-    two steps is looked up once.
+    The matrix product that computes a gradient also adds it to the weights, so that the gradient is never stored,
+    unless a term corrects it or it is clipped together with what terms add.
+
+    The networks are small where this is used, so that the overhead of each call of torch matters: what does not change
+    between two steps is looked up once.
     """
 
     def __init__(self, cohort: Cohort) -> None:
@@ -76,7 +78,7 @@ class FactoredSteps:
         self.working = 0
 
     def __call__(self, step: int, working: int, groups: list[Group]) -> list[Tensor]:
-        (group,) = groups  # such models have no batch statistics
+        (group,) = groups  # these models have no batch statistics, so that all clients are in one group
         if working != self.working:
             assert self.task.factored is not None
             self.stack = pick(self.everyone, slice(working))
@@ -88,14 +90,17 @@ class FactoredSteps:
             (loss, gradient), direct = self._known(forward.out, group), {}
         layers, clip = forward.back(gradient), self.training.clip
         if self.correcting or (clip is not None and (direct or self.stack.forces)):
-            for i in range(working):  # one after the other: a client's gradient then stays in the cache
+            for i in range(working):  # one by one, so that the gradient of a client stays in the cache
                 self._step_multiplied(*pick((self.stack, layers, direct), slice(i, i + 1)))
         else:
             self._step_in_factors(self.stack, layers if clip is None else _clipped_factors(layers, clip), direct)
         return [loss]
 
     def _known(self, out: Outputs, group: Group) -> tuple[Tensor, OutputGradient]:
-        """The gradient of mean cross-entropy, times the terms' factors, with respect to the logits."""
+        """The mean cross-entropies `[m]`, and their gradient with respect to the logits, times the terms' factors.
+
+        The formula of this gradient is known, so that autograd is not needed.
+        """
         y, keep = group.y.unsqueeze(2), group.keep
         logarithms = torch.log_softmax(out.logits, 2)
         picked = logarithms.gather(2, y)
@@ -107,6 +112,7 @@ class FactoredSteps:
         return loss, OutputGradient(delta)
 
     def _factor(self, loss: Tensor) -> Tensor:
+        """The product of the terms' factors on each client's loss, `[m]`, from the mean base losses `[m]`."""
         own_params, own_buffers, own, _ = self.stack.mine
         factor = torch.ones_like(loss)
         for term in self.scaling:
@@ -116,7 +122,11 @@ class FactoredSteps:
         return factor
 
     def _differentiated(self, step: int, out: Outputs, group: Group) -> tuple[Tensor, OutputGradient, Tensors]:
-        """By autograd, but only back to the outputs; and what terms that look at the weights themselves add to them."""
+        """The base losses `[m]`, the gradient of the total loss at the outputs, and what terms add to that of weights.
+
+        Autograd goes back only to the outputs of the model. The last result is the gradient, by name, of weights that
+        terms use directly, for example in a penalty on the weights.
+        """
         out, params = tree_map(lambda tensor: tensor.detach().requires_grad_(), (out, self.stack.values))
         objective = build_objective(self.task, self.terms, self.start, self.time._replace(done=step))
         total, loss = for_each(objective, len(group.x))(
@@ -133,6 +143,7 @@ class FactoredSteps:
         return loss, OutputGradient(at_outputs.pop("logits"), found["features"], at_outputs), direct
 
     def _step_multiplied(self, stack: Stack, layers: Factors, direct: Tensors) -> None:
+        """Do a step of SGD for one client with whole gradients, which can be corrected and clipped."""
         gradients: dict[str, Tensor | None] = {}
         for layer, (delta, x) in layers.items():
             gradients |= {f"{layer}.weight": torch.bmm(delta.mT, x), f"{layer}.bias": delta.sum(1)}
@@ -149,6 +160,7 @@ class FactoredSteps:
             stack.values[name].sub_(gradient, alpha=lr)
 
     def _step_in_factors(self, stack: Stack, layers: Factors, direct: Tensors) -> None:
+        """Do a step of SGD for all clients, without storing their gradients."""
         lr, momentum = self.training.lr, self.training.momentum
         for layer, (delta, inputs) in layers.items():
             for name in (f"{layer}.weight", f"{layer}.bias"):
@@ -168,7 +180,7 @@ class FactoredSteps:
 
 
 class AutogradSteps:
-    """Any model, any terms, any optimizer of torch."""
+    """Steps by autograd, for any model, any terms and any optimizer of torch."""
 
     def __init__(
         self, cohort: Cohort, statistics: Tensors, noise: Callable[[Sequence[int], Integers, int], Tensors]
@@ -180,7 +192,7 @@ class AutogradSteps:
         self.working = 0
 
     def __call__(self, step: int, working: int, groups: list[Group]) -> list[Tensor]:
-        if working != self.working:  # the clients still at work are the first ones: go on with their part of the stack
+        if working != self.working:  # the clients that still train are the first rows of the stack
             leaves = {name: value[:working].detach().requires_grad_() for name, value in self.values.items()}
             self.optimizer = _optimizer(self.training, self.optimizer, self.leaves, leaves)
             self.leaves, self.working = leaves, working
@@ -227,7 +239,7 @@ class AutogradSteps:
 def _optimizer(
     training: Training, before: torch.optim.Optimizer | None, leaves: Tensors, shrunk: Tensors
 ) -> torch.optim.Optimizer:
-    """An optimizer for the clients still at work, which goes on with the state it has."""
+    """An optimizer of the `shrunk` tensors, the first rows of `leaves`, with the state of the optimizer `before`."""
     after = training.build_optimizer(shrunk.values())
     if before is not None:
         for old, new in zip(leaves.values(), shrunk.values(), strict=True):
@@ -255,7 +267,7 @@ def _corrected(
     forces: Mapping[str, Force],
     count: int,
 ) -> dict[str, Tensor | None]:
-    """With the terms' forces, then with their corrections."""
+    """Add the terms' forces to the gradients of `count` clients, and then apply the terms' corrections."""
     pushed = {name: (force, value) for name, force in forces.items() if (value := gradients.get(name)) is not None}
     gradients = {**gradients} | {
         name: value.add(force.constant).add_(params[name], alpha=force.pull) for name, (force, value) in pushed.items()
@@ -282,7 +294,7 @@ def _corrected(
 
 
 def _clipped(gradients: dict[str, Tensor | None], limit: float) -> dict[str, Tensor | None]:
-    """Each client's gradient, no longer than `limit`."""
+    """Scale down each client's gradient to a norm of at most `limit`."""
     factor = _clipping([value.flatten(1).square().sum(1) for value in gradients.values() if value is not None], limit)
     return {
         name: None if value is None else value * factor.view(-1, *[1] * (value.dim() - 1))
@@ -291,14 +303,16 @@ def _clipped(gradients: dict[str, Tensor | None], limit: float) -> dict[str, Ten
 
 
 def _clipped_factors(layers: Factors, limit: float) -> Factors:
-    """The same, of gradients in factors."""
+    """Scale down each client's gradient to a norm of at most `limit`, for gradients as factors."""
     factor = _clipping([_squared_length(delta, x) for delta, x in layers.values()], limit).view(-1, 1, 1)
     return {name: (delta * factor, x) for name, (delta, x) in layers.items()}
 
 
 def _squared_length(delta: Tensor, x: Tensor) -> Tensor:
-    """Of the gradient `delta' x` of the weights and that of the bias together: from the inner products of the samples, where
-    these are fewer than the weights."""
+    """The squared norms `[m]` of a layer's gradient, that of the weights (`delta.mT @ x`) and of the bias together.
+
+    They follow from the inner products between samples, without the gradient itself, where that is less work.
+    """
     batch, outputs, inputs = delta.shape[1], delta.shape[2], x.shape[2]
     if batch * (outputs + inputs) < outputs * inputs:
         return (delta @ delta.mT).mul_((x @ x.mT).add_(1)).sum((1, 2)).clamp(min=0)
@@ -306,5 +320,8 @@ def _squared_length(delta: Tensor, x: Tensor) -> Tensor:
 
 
 def _clipping(squares: Sequence[Tensor], limit: float) -> Tensor:
-    """The factor on each client's gradient, from the squared lengths of its pieces, as torch clips."""
+    """The factors `[m]` on the clients' gradients, from the squared norms `[m]` of their pieces.
+
+    The formula is that of `torch.nn.utils.clip_grad_norm_`.
+    """
     return (limit / (torch.stack(list(squares)).sum(0).sqrt() + 1e-6)).clamp(max=1.0)

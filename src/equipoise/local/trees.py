@@ -1,4 +1,4 @@
-"""Trees of tensors, and functions of one client made to work on many."""
+"""Trees of tensors, and how a function written for one client is applied to many."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 from torch import Tensor
 from torch.func import vmap
 
-Tree = Any  # tensors in nested dicts, tuples and lists; other leaves are left alone
+Tree = Any  # tensors in nested dicts, tuples and lists; other leaves are allowed, and not changed
 
 
 def tree_map(function: Callable[[Tensor], Any], tree: Tree) -> Tree:
-    """Apply a function to every tensor of a tree."""
+    """Apply a function to every tensor of a tree: a tree of the results."""
     if isinstance(tree, Tensor):
         return function(tree)
     if isinstance(tree, dict):
@@ -29,7 +29,7 @@ def pick(tree: Tree, at: Any) -> Tree:
 
 
 def for_each(function: Callable[..., Tree], count: int) -> Callable[..., Tree]:
-    """A function of one client -> a function of stacked clients, whose tensors all have a leading client axis."""
+    """Turn a function of one client into one of `count` clients, whose tensors all have a leading client axis."""
     if count > 1:
 
         def vectorised(*args: Tree) -> Tree:
@@ -40,13 +40,14 @@ def for_each(function: Callable[..., Tree], count: int) -> Callable[..., Tree]:
                 following = iter(slices)
                 return function(*tree_map(lambda _: next(following), args))
 
-            # A tree of arguments would take it twice as long. What is drawn at random is the same for all.
+            # `vmap` gets a flat list of tensors, because it takes twice as long with trees. Random numbers that the
+            # function draws are the same for all clients.
             return vmap(of_tensors, randomness="same")(*tensors)
 
         return vectorised
 
     def alone(*args: Tree) -> Tree:
-        # `squeeze`, not `[0]`: its gradient is a view, that of an index a copy into zeros.
+        # `squeeze` and not `[0]`: the backward pass of an index copies the gradient into a tensor of zeros.
         return tree_map(lambda t: t.unsqueeze(0), function(*tree_map(lambda t: t.squeeze(0), args)))
 
     return alone

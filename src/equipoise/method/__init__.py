@@ -1,6 +1,7 @@
-"""What the author of a method needs: the roles to play, what they are handed, and `register` to give the result a name.
+"""What the author of a method needs: the base classes of parts, the types they are given, `Method` and `register`.
 
-Building blocks that the library's own methods share are in `equipoise.parts`, the finished methods in `equipoise.methods`.
+Building blocks that the library's own methods share are in `equipoise.parts`; finished methods are in
+`equipoise.methods`.
 """
 
 from equipoise.grammar import Value, require

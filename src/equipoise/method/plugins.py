@@ -1,6 +1,6 @@
-"""A user's own files, imported before anything is parsed: the methods in them then have names, on the command line too.
+"""Plugins: a user's own Python files. Importing one registers its methods, so that they can be named as text.
 
-Files are imported where `load_plugins` is called, and in the worker processes of that process; nothing else names one.
+Files are imported only by a call of `load_plugins`, and then also in the worker processes of that process.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from equipoise.errors import EquipoiseError
 from equipoise.method.registry import METHODS
 from equipoise.method.value import Method
 
-_LOADED: dict[Path, None] = {}  # in the order in which they were asked for
+_LOADED: dict[Path, None] = {}  # the imported files, in the order of import
 
 
 def load_plugins(files: Sequence[Path | str]) -> None:
@@ -27,12 +27,12 @@ def load_plugins(files: Sequence[Path | str]) -> None:
 
 
 def loaded_plugins() -> tuple[Path, ...]:
-    """The files that this process has imported: a worker process is told to import them, too."""
+    """The files that this process has imported. Worker processes import them, too."""
     return tuple(_LOADED)
 
 
 def hash_own_code(method: Method) -> dict[str, str]:
-    """The files of a method's functions and parts that are not Equipoise's own, each with a hash of what it holds."""
+    """The files outside of Equipoise that define functions or parts of a method: file name -> hash of the content."""
     used = [*map(type, method.parts), *(METHODS[call.name].function for call in method.calls)]
     modules = {one.__module__: sys.modules.get(one.__module__) for one in used}
     files = {
@@ -53,8 +53,7 @@ def _import(file: Path) -> None:
         raise EquipoiseError(f"Cannot import the plugin `{file}`: {type(error).__name__}: {error}") from error
     finally:
         sys.path.remove(str(file.parent))
-        sys.path.append(
-            str(file.parent)
-        )  # what travels to workers names the module, and nothing of ours is hidden by it
+        # Worker processes find the module by name. At the end of the path, the folder hides no other module.
+        sys.path.append(str(file.parent))
     if Path(getattr(module, "__file__", None) or "").resolve() != file:
         raise EquipoiseError(f"The plugin `{file}` has the name of another module, `{file.stem}`: rename the file.")

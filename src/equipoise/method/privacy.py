@@ -1,6 +1,6 @@
-"""What each method lets the server see of a site, and what that means for secure aggregation and differential privacy.
+"""What each method lets the server see of a site, and whether it works with secure aggregation or differential privacy.
 
-Everything here is read off the method's parts, so that a new method stands in the table by itself.
+All of this follows from what a method's parts declare, so that a new method is covered without further work.
 """
 
 from __future__ import annotations
@@ -12,19 +12,20 @@ from equipoise.method.registry import METHODS
 from equipoise.method.value import Method, reason_for_rows
 from equipoise.types import REPORTS, EquipoiseError
 
+# How the updates of sites are protected: not at all, by secure aggregation, or by differential privacy.
 Protection = Literal["none", "secure-aggregation", "differential-privacy"]
 
 
 class Revealed(NamedTuple):
-    """What the server sees of one site in a round."""
+    """What the server sees of each site in a round."""
 
-    update: Literal["only in a weighted sum", "each"]  # whether it needs single updates
-    reports: tuple[str, ...]  # values of this site alone, names of `REPORTS`
-    kept: tuple[str, ...]  # what it remembers of each site between rounds, in words
+    update: Literal["only in a weighted sum", "each"]  # whether the server sees the single updates
+    reports: tuple[str, ...]  # names (in `REPORTS`) of the values that it sees for each site
+    kept: tuple[str, ...]  # what it remembers about each site between rounds, in words
 
 
 def list_revealed(method: Method) -> Revealed:
-    """What the method needs to see of each site.
+    """What the server must see of each site for this method to work.
 
     >>> from equipoise.methods import parse
     >>> list_revealed(parse("fedavg"))
@@ -38,12 +39,12 @@ def list_revealed(method: Method) -> Revealed:
 
 
 def find_obstacle(method: Method, protection: Protection) -> str | None:
-    """Why a method does not work under a protection; None if it does.
+    """Why a method does not work with a protection, in words; None if it does.
 
-    Secure aggregation shows the server only `sum(w * update)` and `sum(w)`, with a weight `w` that each site chooses from what
-    it knows. So the method must need nothing but that sum, and the weight must follow from the site's own reports. The sample
-    count hides in the sum; any other report would be sent in the clear. Differential privacy of the sum asks the same, and a
-    bound on what one site adds to it, which a tensor outside of the sum does not have.
+    With secure aggregation the server sees only `sum(w * update)` and `sum(w)`, and each site finds its own weight `w`.
+    So the method must need nothing but that sum, and the weight must depend on the site's own reports only. The number
+    of samples is hidden in the sum; any other report would be sent unprotected. Differential privacy of the sum has the
+    same conditions: it needs a bound on what one site contributes, which nothing sent outside of the sum has.
     """
     if protection == "none":
         return None
@@ -58,7 +59,7 @@ def find_obstacle(method: Method, protection: Protection) -> str | None:
 
 
 def refuse_unprotected(method: Method, protection: Protection) -> None:
-    """Refuse a method that does not work under a protection, and say why."""
+    """Raise an error, with the reason, if a method does not work with a protection."""
     if protection not in get_args(Protection):
         raise EquipoiseError(
             f"Protection must be one of {', '.join(get_args(Protection))}. Found {protection!r}."
@@ -73,7 +74,7 @@ def refuse_unprotected(method: Method, protection: Protection) -> None:
 
 
 def write_table() -> str:
-    """The table of all methods, in Markdown."""
+    """What each registered method reveals of a site, as a table in Markdown."""
     lines = [
         "| method | the update | reported by each site | remembered of each site | secure aggregation, differential privacy |"
     ]

@@ -1,4 +1,4 @@
-"""Methods by name: `register` gives a method a name, `parse` builds one from text."""
+"""Methods by name: `register` gives a method a name, and `parse` builds a method from text."""
 
 from __future__ import annotations
 
@@ -14,16 +14,21 @@ from equipoise.method.value import Method
 
 P = ParamSpec("P")
 
-METHODS: Registry[Method] = Registry("method")
+METHODS: Registry[Method] = Registry("method")  # all registered methods, by name
 
 
 def register(
     *, title: str, reference: str, per_dataset: Mapping[str, Mapping[str, Value]] | None = None
 ) -> Callable[[Callable[P, Method]], Callable[P, Method]]:
-    """Give a method a name, so that `parse`, the command line and `str` know it.
+    """A decorator that registers the function which builds a method, under the function's name.
 
-    `per_dataset` holds parameters for data sets of the library where they differ from the defaults: the paper's, or ours for
-    embedded data. A run uses them where the user gives none, and records them.
+    `parse`, the command line and `str` then know the method, and its parameters are checked against the signature.
+
+    Args:
+        title: what the method does, in one line.
+        reference: the paper.
+        per_dataset: name of a data set of the library -> parameters that take the place of the defaults there. They are
+            the paper's, or for the embedded data ours. A run uses them where the user gives none, and records them.
     """
 
     def decorate(function: Callable[P, Method]) -> Callable[P, Method]:
@@ -50,7 +55,7 @@ def register(
 
 
 def parse(text: str) -> Method:
-    """A method from text, for the command line and for TOML.
+    """Build a method from text such as `moon(mu=5) + fedheal`.
 
     >>> from equipoise.methods import parse
     >>> parse("fedheal(tau=0.3)").weigh.beta
@@ -65,15 +70,18 @@ def parse(text: str) -> Method:
 
 
 def adapt_to_data(method: Method, dataset: str) -> Method:
-    """The same method with the parameters that its paper (or, for embedded data, we) chose for this data set of the library,
-    wherever none was given. A user's own data, whose `dataset` is empty, change nothing."""
+    """The method with the parameters that it registered for this data set of the library, where the user gave none.
+
+    For a user's own data, whose `dataset` is empty, and for a method that was changed by hand, nothing changes.
+    """
     if not dataset or not method.is_as_written:
         return method
     return _build_sum(tuple(_with_defaults_for(call, dataset) for call in method.calls))
 
 
 def describe(method: Method) -> dict[str, dict[str, Value]]:
-    """Every parameter of every call, given or default: what a manifest keeps. Nothing for a method changed by hand."""
+    """Name -> all parameters, given or default, for the manifest of a run. Empty for a method that was changed by
+    hand."""
     if not method.is_as_written:
         return {}
     return {call.name: METHODS[call.name].check(dict(_complete(call).arguments)) for call in method.calls}

@@ -1,4 +1,4 @@
-"""A method is a value made of eight roles. `+` combines two."""
+"""`Method`: a value made of parts for eight roles. `+` combines two methods."""
 
 from __future__ import annotations
 
@@ -28,42 +28,42 @@ from equipoise.types import REPORTS, EquipoiseError
 Kind = TypeVar("Kind", bound=Part)
 Single = TypeVar("Single", Weigh, Merge)
 
-ROLES = tuple(SLOTS)
-# Where to find what a part may need, for the message of an impossible combination.
+ROLES = tuple(SLOTS)  # the names of the eight roles, in the order in which a round meets them
+# What a part may need -> what it is and where to find it, for the error of a method that lacks it.
 SOURCES = {
     "mask": "a consistency mask: add `fedheal`, whose masks it belongs to",
     "non-negative weights": "weights that cannot be negative: combine it with another weighting",
     "shared weight": "a weight from the server: add `eagle`, whose `share` sends it",
     "decoupled features": "F2DC's modules: add `f2dc_modules`",
 }
-FROM_OUTSIDE = frozenset({"feature map", "validation"})  # of the model and of the data: checked where those are known
+FROM_OUTSIDE = frozenset({"feature map", "validation"})  # needs that the model or the data must meet, not a part
 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """One value per role; what is not given is FedAvg's.
+    """A federated learning method: the parts for each of the eight roles. What is not given is FedAvg's.
 
     >>> from equipoise.methods import fedavg, fedheal
     >>> str(fedavg() + fedheal(tau=0.3))
     'fedavg + fedheal(tau=0.3)'
     """
 
-    wrap: tuple[Wrap, ...] = ()
-    terms: tuple[Term, ...] = ()
-    reports: tuple[Report, ...] = (SampleCount(),)
-    shape: tuple[Shape, ...] = ()
-    weigh: Weigh = BySamples()
-    merge: Merge = WeightedSum()
-    step: tuple[Step, ...] = ()
-    share: tuple[Share, ...] = ()
+    wrap: tuple[Wrap, ...] = ()  # change the model, and say which of its tensors are not shared
+    terms: tuple[Term, ...] = ()  # change the local objective
+    reports: tuple[Report, ...] = (SampleCount(),)  # what clients send besides their updates
+    shape: tuple[Shape, ...] = ()  # edit the updates before they are weighed
+    weigh: Weigh = BySamples()  # finds one weight per client
+    merge: Merge = WeightedSum()  # makes one direction from updates and weights
+    step: tuple[Step, ...] = ()  # edit the direction before it is added to the model
+    share: tuple[Share, ...] = ()  # what clients receive beside the next model
     training: tuple[tuple[str, Value], ...] = ()
-    """What the method demands of the local optimizer, by name."""
+    """Settings of local training that the method demands: pairs of a field of `Training` and its value."""
     is_pooled: bool = False
-    """Train on all clients' data in one place: a reference for simulations only."""
+    """Whether all data are trained on in one place, as a reference. This is possible in simulations only."""
     calls: tuple[Call, ...] = field(default=(), compare=False)
-    """How it was written, as names with arguments."""
+    """The names and arguments from which the method was built."""
     built: tuple[object, ...] = field(default=(), compare=False, repr=False)
-    """What these calls built: a method that was changed by hand afterwards differs from it."""
+    """What these calls built. A method that was changed by hand afterwards differs from it."""
 
     def __post_init__(self) -> None:
         for role in ROLES:
@@ -88,7 +88,7 @@ class Method:
         for share in self.share:
             if "probe" in share.phases and share.reads_updates:
                 raise EquipoiseError(
-                    f"`{share.name}` (share) works after a probe, when there are no updates yet. Let it say "
+                    f"`{share.name}` (share) works after a probe, when there are no updates yet. Give it "
                     "`reads_updates = False`."
                 )
         if self.weigh.rank == 2 and not self.merge.uses_weights:
@@ -113,28 +113,29 @@ class Method:
 
     @property
     def own_parts(self) -> dict[str, tuple[Part, ...]]:
-        """For each role the parts that are not FedAvg's."""
+        """For each role, the parts that are not FedAvg's."""
         plain = Method().parts
         return {role: tuple(p for p in self.parts if p.role == role and p not in plain) for role in ROLES}
 
     @property
     def probes(self) -> bool:
-        """Whether clients report on the received model before they train."""
+        """Whether clients report on the received model in a probe before they train."""
         return any("probe" in report.phases for report in self.reports)
 
     @property
     def streams(self) -> bool:
-        """Whether the server needs only a weighted sum of the updates, with weights that each client's reports give."""
+        """Whether the server needs only a weighted sum of the updates, with weights that depend on each client's own
+        reports."""
         return reason_for_rows(self) is None
 
     @property
     def validates(self) -> bool:
-        """Whether clients need a validation part."""
+        """Whether clients need validation data."""
         return any("validation" in part.needs for part in self.parts)
 
     @property
     def is_as_written(self) -> bool:
-        """Whether `calls` tell all of it: it was built by name, and not changed by hand."""
+        """Whether `calls` describe the method completely: it was built by name, and not changed by hand."""
         return bool(self.calls) and self.built == self._content
 
     @property
@@ -142,7 +143,10 @@ class Method:
         return tuple(getattr(self, one.name) for one in fields(self) if one.compare)
 
     def __add__(self, other: Method) -> Method:
-        """Join the chains in order; of two weightings or merges, the explicit one. Two explicit ones are an error."""
+        """Combine two methods: join their parts in order, role by role.
+
+        Of two weightings or merges, the one of higher rank is used; two different ones of the same rank are an error.
+        """
         both = Method(
             wrap=_union(self.wrap, other.wrap),
             terms=_union(self.terms, other.terms),
@@ -159,8 +163,8 @@ class Method:
         return both.remember_calls() if self.is_as_written and other.is_as_written else both
 
     def remember_calls(self) -> Method:
-        """The same value, sealed as what its calls built."""
-        object.__setattr__(self, "built", self._content)  # of a value that nobody else has yet
+        """Mark this method, in place, as exactly what its calls built; it is returned."""
+        object.__setattr__(self, "built", self._content)  # safe: nobody else has this value yet
         return self
 
     def __str__(self) -> str:
@@ -172,7 +176,7 @@ class Method:
 
 
 def reason_for_rows(method: Method) -> str | None:
-    """Why the server must see single updates; None where a weighted sum of them is enough."""
+    """Why the server must see the single updates, in words; None if a weighted sum of them is enough."""
     if method.shape:
         return f"`{method.shape[0].name}` edits single updates before they are summed"
     if type(method.merge).__call__ is not WeightedSum.__call__:
@@ -189,7 +193,7 @@ def _joined(calls: tuple[Call, ...]) -> str:
 
 
 def _refuse_strangers(role: str, found: object) -> None:
-    """A part that plays another role than that of its slot, or is no part at all."""
+    """Raise an error if something given for a role is not a part that plays it."""
     kind = SLOTS[role]
     if role not in SINGLE and not isinstance(found, tuple):
         raise EquipoiseError(f"`{role}` takes parts in a tuple, such as {role}=(MyPart(),). Found {found!r}.")
@@ -211,7 +215,7 @@ def _refuse_twins(role: str, parts: tuple[Part, ...]) -> None:
 
 
 def _refuse_unknown_reports(reports: tuple[Report, ...]) -> None:
-    """A report stands in the table, and one part gives it."""
+    """Raise an error if a report is not in the table `REPORTS`, or if two parts give it."""
     giver: dict[str, Report] = {}
     for part in reports:
         for name in part.gives:
@@ -226,7 +230,7 @@ def _refuse_unknown_reports(reports: tuple[Report, ...]) -> None:
 
 
 def _refuse_rivals(parts: tuple[Share, ...]) -> None:
-    """Two parts that send down the same thing would overwrite each other."""
+    """Raise an error if two parts send the same thing: one would overwrite the other."""
     sender: dict[str, Share] = {}
     for part in parts:
         for name in part.gives:

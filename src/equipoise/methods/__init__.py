@@ -1,4 +1,4 @@
-"""The methods, a file per paper. Each function returns a `Method`; `parse` finds them by name."""
+"""The methods of the library, one file per paper. Each function returns a `Method`; `parse` finds them by name."""
 
 from equipoise.method.registry import METHODS, parse
 from equipoise.methods.afl import afl

@@ -1,4 +1,7 @@
-"""AFL: weights that climb towards the clients with the largest losses. Mohri, Sivek, Suresh, ICML 2019."""
+"""AFL, agnostic federated learning: weights that climb towards the clients with the largest losses.
+
+Mohri, Sivek and Suresh, ICML 2019.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +15,17 @@ from equipoise.method import Method, PerClient, Round, State, Step, Stepped, Wei
 from equipoise.parts.reports import GlobalLoss, TrainedLoss
 from equipoise.parts.weights import shares
 
-IMAGES = ("scanners", "digits", "office-caltech", "pacs", "dirty-mnist", "cifar10", "mnist-shards")  # with networks
-FLOOR = 1e-3  # the least weight in a public benchmark's code
+IMAGES = ("scanners", "digits", "office-caltech", "pacs", "dirty-mnist", "cifar10", "mnist-shards")  # image data
+FLOOR = 1e-3  # the smallest weight in the code of a public benchmark
 
 
 def onto_simplex(values: Tensor) -> Tensor:
-    """The nearest point with non-negative entries that sum to one.
+    """The point nearest to `values [n]` whose entries are non-negative and sum to one.
 
     >>> onto_simplex(torch.tensor([0.5, 0.8, -0.1]))
     tensor([0.3500, 0.6500, 0.0000])
     """
-    values = values - values.max()  # the point is the same, and the largest values do not swallow the one
+    values = values - values.max()  # the result is the same, without loss of precision for large values
     ordered = values.sort(descending=True).values
     excess = (ordered.cumsum(0) - 1) / torch.arange(1, len(values) + 1).to(values)
     last = int((ordered > excess).sum()) - 1
@@ -31,14 +34,15 @@ def onto_simplex(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class SimplexAscent(Weigh, needs=("loss",), remembers="its weight"):
-    """`lambda`, and after the round `lambda <- projection of (lambda + gamma F)` on the simplex of all clients.
+    """Keeps a weight per client and moves it along the losses: `lambda <- projection of (lambda + gamma F)` on the
+    simplex.
 
-    Of absent clients the loss is not known: those present count `N/m` times, which is right on average. The round's weights
-    are the participants' shares of `lambda`.
+    The losses of absent clients are not known. Those of the m participants count `N/m` times for N clients, which is
+    right on average. The weights of a round are the participants' shares of `lambda`.
     """
 
-    gamma: float
-    before: bool = False  # climb first, then weigh
+    gamma: float  # step size of the ascent
+    before: bool = False  # whether the round's weights are taken after the ascent
 
     def __call__(self, round: Round, state: State) -> Weighed:
         loss = round.reports["loss"].double()
@@ -56,10 +60,13 @@ class SimplexAscent(Weigh, needs=("loss",), remembers="its weight"):
 
 @dataclass(frozen=True)
 class ForgetfulAscent(Weigh, needs=("loss_trained",)):
-    """As a public benchmark's code has it: every round starts from equal weights, and climbs by the losses of the *trained*
-    models before it weighs; no weight falls below a floor."""
+    """AFL as in the code of a public benchmark, without a memory.
 
-    gamma: float
+    Every round starts from equal weights, moves them along the losses of the *trained* models, and uses the result. No
+    weight falls below a floor.
+    """
+
+    gamma: float  # step size of the ascent
 
     def __call__(self, round: Round, state: State) -> Weighed:
         loss = round.reports["loss_trained"].double()
@@ -69,18 +76,19 @@ class ForgetfulAscent(Weigh, needs=("loss_trained",)):
 
 @dataclass(frozen=True)
 class MeanOfRounds(Step):
-    """Leaves the direction as it is; what is scored is the mean of all rounds' models."""
+    """Has the mean of all rounds' models scored. The direction is not changed."""
 
     comes_last: ClassVar[bool] = True
     reads_updates: ClassVar[bool] = False
 
     @property
     def scored_iterate(self) -> str | None:
+        """The scored model in words."""
         return "mean of the rounds' models"
 
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
         before, count = state.tensor("mean", round.theta), state.tensor("count", torch.tensor(0))
-        share = 1 / (int(count) + 1)  # of this round's model in the mean
+        share = 1 / (int(count) + 1)  # the weight of this round's model in the mean
         mean = torch.lerp(before, round.theta, share).add_(direction, alpha=share)
         return Stepped(direction, {"mean": mean, "count": count + 1}, mean)
 
@@ -88,7 +96,7 @@ class MeanOfRounds(Step):
 @register(
     title="Weights that climb towards the clients with the largest losses",
     reference="Mohri, Sivek, Suresh, Agnostic federated learning, ICML 2019",
-    # The theory's mean is one of convex problems: a network's first, untrained models would weigh it down.
+    # The mean of all models comes from the theory of convex problems. For a network, the first models would spoil it.
     per_dataset={name: {"evaluate": "last"} for name in IMAGES},
 )
 def afl(
@@ -97,9 +105,13 @@ def afl(
     evaluate: Literal["mean", "last"] = "mean",
     variant: Literal["paper", "released"] = "paper",
 ) -> Method:
-    """`gamma` is the step of the ascent; at 0 the weights stay equal. `lambda_first` climbs before it weighs. `evaluate`
-    says which model is scored: the mean of all rounds' models, as the theory has it, or the last. `variant="released"` follows
-    a public benchmark's code: no memory, losses of the trained models, a floor, the last model."""
+    """Weights move along the clients' losses, `lambda <- projection of (lambda + gamma F)` on the simplex.
+
+    `gamma` is the step size; at 0 the weights stay equal. `lambda_first` moves the weights before they are used, not
+    after. `evaluate` says which model is scored: the mean of all rounds' models, as in the theory, or the last one.
+    `variant="released"` follows the code of a public benchmark: weights without a memory, from the losses of the
+    trained models, with a floor of 0.001; the last model is scored.
+    """
     require(gamma >= 0, "gamma", "at least 0", gamma)
     if variant == "released":
         return Method(reports=(TrainedLoss(),), weigh=ForgetfulAscent(gamma))

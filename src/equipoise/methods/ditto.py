@@ -1,4 +1,4 @@
-"""Ditto: a personal model beside the global one, pulled towards it. Li et al., ICML 2021."""
+"""Ditto: every client trains a personal model beside the global one, and pulled towards it. Li et al., ICML 2021."""
 
 from __future__ import annotations
 
@@ -31,26 +31,30 @@ from equipoise.method import (
 
 
 class Twin(nn.Module):
-    """The global model and a personal copy of it. What others see is the global one."""
+    """The global model and a personal copy of it. The outputs are the global model's, with the personal logits in
+    `extra`."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model, self.personal = model, copy.deepcopy(model)
 
     def forward(self, x: Tensor) -> Outputs:
+        """The global model's outputs, with `extra[PERSONAL_LOGITS]` from the personal one."""
         out: Outputs = self.model(x)
         return out._replace(extra={**out.extra, PERSONAL_LOGITS: self.personal(x).logits})
 
     @property
     def stacks(self) -> bool:
-        """Whether both models can be evaluated with stacked weights."""
+        """Whether both models can compute many clients at once."""
         return getattr(self.model, "stacks", False)
 
     def stacked(self, params: Tensors, x: Tensor) -> Outputs:
+        """The outputs of many clients at once, from stacked parameters `[m, ...]` and samples `[m, batch, ...]`."""
         return self.factored(params)(x).out
 
     def factored(self, params: Tensors) -> Callable[[Tensor], Factored]:
-        """Two passes side by side, and two ways back."""
+        """The forward and backward passes of both models for many clients at once, from stacked parameters
+        `[m, ...]`."""
 
         def of(model: Any, prefix: str) -> Callable[[Tensor], Factored]:
             return model.factored({n.removeprefix(prefix): v for n, v in params.items() if n.startswith(prefix)})
@@ -72,43 +76,48 @@ class Twin(nn.Module):
 
 @dataclass(frozen=True)
 class PersonalCopy(Wrap, gives=("personal copy",)):
-    """A second, private copy of the whole model."""
+    """Adds a private copy of the whole model."""
 
     order: ClassVar[int] = 3
     leaves_global: ClassVar[bool] = True
 
-    scored: Scored = "own"
+    scored: Scored = "own"  # which model `accuracy` belongs to
 
     @property
     def scores(self) -> Scored:
+        """Which model `accuracy` belongs to."""
         return self.scored
 
     def __call__(self, model: nn.Module, classes: int, example: Tensor) -> nn.Module:
         return Twin(model)
 
     def marks(self, model: nn.Module) -> dict[str, Mark]:
+        """All tensors of the copy are private."""
         names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
         return {name: "private" for name in names if name.startswith("personal.")}
 
 
 @dataclass(frozen=True)
 class PersonalLoss(Term, needs=("personal copy",)):
-    """The personal model's own cross-entropy and `lam/2 ||v - theta||^2` by its gradient, `theta` the received global model.
+    """The loss of the personal model `v`: its cross-entropy, plus `lam/2 ||v - theta||^2` by its gradient.
 
-    No gradient passes between the two models, so both train side by side on the same batches.
+    `theta` is the received global model. No gradient passes between the two models, so that both train side by side on
+    the same batches.
     """
 
-    lam: float
+    lam: float  # strength of the pull towards the global model
 
     def loss(self, local: Local) -> Tensor:
+        """The personal model's cross-entropies `[batch]`."""
         return F.cross_entropy(local.out.extra[PERSONAL_LOGITS], local.y, reduction="none")
 
     @property
     def pull(self) -> float:
+        """`lam`: the factor of `v` in the gradient of the penalty."""
         return self.lam
 
     def force(self, received: Received, states: ClientState) -> Tensors:
-        """`-lam theta`, for the personal copy of every tensor of the global model."""
+        """`-lam theta`, for each parameter of the personal model: the constant part of the gradient of the penalty."""
         given = {name.removeprefix("model."): v for name, v in received.params.items() if name.startswith("model.")}
         return {f"personal.{name}": -self.lam * value for name, value in given.items()}
 
@@ -118,8 +127,12 @@ class PersonalLoss(Term, needs=("personal copy",)):
     reference="Li et al., Ditto: fair and robust federated learning through personalization, ICML 2021",
 )
 def ditto(lam: float = 1.0, evaluate: Literal["personal", "averaged-personal", "global"] = "personal") -> Method:
-    """`lam` pulls the personal model; at 0 it trains alone. `evaluate` says which model `accuracy` belongs to; the others
-    are recorded too."""
+    """Every client also trains a personal model `v` with the penalty `lam/2 ||v - theta||^2`.
+
+    `lam` is the strength of the pull towards the global model; at 0 the personal model trains alone. `evaluate` says
+    which model `accuracy` belongs to: the client's personal model, the mean of all personal models, or the global one.
+    The other two are recorded as well.
+    """
     require(lam >= 0, "lam", "at least 0", lam)
     scored: dict[str, Scored] = {"personal": "own", "averaged-personal": "mean", "global": "global"}
     return Method(wrap=(PersonalCopy(scored[evaluate]),), terms=(PersonalLoss(lam),))

@@ -1,7 +1,8 @@
-"""EAGLE: loss-gap parity. Every client should stand equally far from the best it could do alone.
+"""EAGLE, loss-gap parity: all clients should be equally far from the best loss that they could reach alone.
 
-`r_k` is the loss of the global model at client k minus the client's own optimal loss. Its gradient is scaled by
-`w_k = 1 + 4 lam K / (K - 1) (r_k - mean r)`, which is that of the objective `mean L + 2 lam Var(r)`.
+Erraji, Perrot and Bellet, arXiv 2603.29818. The gap `r_k` is the loss of the global model at client k minus the
+client's own optimal loss. The client's loss is scaled by `w_k = 1 + 4 lam K / (K - 1) (r_k - mean r)`, so that the
+clients' mean gradient is that of `mean L + 2 lam Var(r)`, with the sample variance over K clients.
 """
 
 from __future__ import annotations
@@ -35,15 +36,18 @@ from equipoise.method import (
 from equipoise.parts.reports import mean_loss
 from equipoise.parts.weights import Uniform
 
-Norm = Literal["sqrtK", "unit", "none"]
-FLAT = (
-    1e-3  # gain of the training loss over `PATIENCE` epochs, relative to the first epoch's, below which a curve is flat
-)
+Norm = Literal["sqrtK", "unit", "none"]  # the norm to which the weights are scaled: sqrt(K), 1, or not scaled
+# Training alone ends when the loss has fallen, over `PATIENCE` epochs, by less than this share of the first epoch's
+# loss.
+FLAT = 1e-3
 PATIENCE = 10
 
 
 def gap_weights(gap: Tensor, lam: float, norm: Norm = "none", floor: float | None = None) -> Tensor:
-    """A weight per client from the loss gaps of the round's participants; they may be negative, as in the paper.
+    """The weights `1 + 4 lam K / (K - 1) (r_k - mean r)`, `[K]`, from the loss gaps of the round's K participants.
+
+    A weight can be negative, as in the paper, unless a `floor` is given: weights below it are raised to it, and all are
+    rescaled to the sum K. `norm` scales the weights to a norm of `sqrt(K)` or 1, or leaves them.
 
     >>> gap_weights(torch.tensor([0.1, 0.3]), lam=1.0)
     tensor([0.2000, 1.8000])
@@ -62,23 +66,29 @@ def gap_weights(gap: Tensor, lam: float, norm: Norm = "none", floor: float | Non
 
 @dataclass(frozen=True)
 class LossGap(Report, gives=("gap",)):
-    """`gap`, against the optimal loss that the start-up phase found. Its curve of losses stays in the client's state."""
+    """Reports `gap`: the loss of the received model minus the client's optimal loss.
 
-    split: Literal["validation", "train"] = "validation"
-    lstar: Literal["final", "best_val"] = "final"
-    epochs: int = 200
-    early: bool = False  # reported before training, in a probe
+    Before its first round each client trains alone to find its optimal loss. Optimal loss and loss curve stay in the
+    client's state.
+    """
+
+    split: Literal["validation", "train"] = "validation"  # the data on which losses are measured
+    lstar: Literal["final", "best_val"] = "final"  # optimal loss: of the last epoch, or of the best one in validation
+    epochs: int = 200  # most epochs of training alone
+    early: bool = False  # whether the gap is reported in a probe before training
 
     @property
     def needs(self) -> tuple[str, ...]:
+        """Validation data, unless only training data are used."""
         return ("validation",) if self.split == "validation" or self.lstar == "best_val" else ()
 
     @property
     def phases(self) -> tuple[Phase, ...]:
+        """In a probe before training, or after training."""
         return ("probe",) if self.early else ("train",)
 
     def start(self, beginning: Beginning) -> list[Tensors]:
-        """Each client trains the first model alone until its training loss is flat, or for `epochs`."""
+        """Train each client alone from the first model, until its training loss is flat or for `epochs`."""
         splits = dict.fromkeys(("train", self.split, *(("validation",) if self.lstar == "best_val" else ())))
         curves = beginning.train_alone(self.epochs, tuple(splits), is_flat)
         judged = curves[self.split]
@@ -94,7 +104,7 @@ class LossGap(Report, gives=("gap",)):
 
 
 def is_flat(curve: Tensor) -> bool:
-    """Whether the last epochs hardly improved on the best loss before them."""
+    """Whether the last `PATIENCE` epochs of a loss curve hardly improved on the best loss before them."""
     if len(curve) <= PATIENCE:
         return False
     before, lately = curve[:-PATIENCE].min(), curve[-PATIENCE:].min()
@@ -103,28 +113,31 @@ def is_flat(curve: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class ScaledLoss(Term, needs=("shared weight",)):
-    """The whole local loss times the weight that the server sent to this client."""
+    """Multiplies the whole local loss by the weight that the server sent to this client."""
 
     def scale(self, loss: Tensor, received: Received) -> Tensor:
+        """The client's weight."""
         return received.own["weight"].to(loss.dtype)
 
 
 @dataclass(frozen=True)
 class GapShare(Share, needs=("gap",), gives=("shared weight",), remembers="its next weight"):
-    """`weight`: each participant's next weight; who was absent keeps the last one."""
+    """Sends each client its next `weight`, from the participants' loss gaps. An absent client keeps its last weight."""
 
     reads_updates: ClassVar[bool] = False
 
-    lam: float
-    norm: Norm
-    floor: float | None
-    early: bool
+    lam: float  # strength of the parity
+    norm: Norm  # the norm to which the weights are scaled
+    floor: float | None  # smallest weight; None: weights may be negative
+    early: bool  # whether gaps are reported in a probe, so that the weights serve in the same round
 
     @property
     def phases(self) -> tuple[Phase, ...]:
+        """After the probe, or after training."""
         return ("probe",) if self.early else ("train",)
 
     def begin(self, cohort: int) -> Shared:
+        """The weight of equal gaps, for every client."""
         return {"weight": first_weights(self.norm, cohort)}
 
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
@@ -134,29 +147,32 @@ class GapShare(Share, needs=("gap",), gives=("shared weight",), remembers="its n
 
 
 def first_weights(norm: Norm, cohort: int) -> PerClient:
-    """The weight of a client whose gap is not known yet: that of equal gaps among this many clients."""
+    """The weight of clients whose gap is not known yet: that of equal gaps among `cohort` clients."""
     return PerClient(default=torch.tensor(cohort**-0.5 if norm == "unit" else 1.0, dtype=torch.float64))
 
 
 @dataclass(frozen=True)
 class GapWeigh(Weigh, needs=("gap",)):
-    """The same weights on the updates instead of on the local losses: `w_k / m`."""
+    """EAGLE's weights on the updates of the m participants instead of on their local losses: `w_k / m`."""
 
-    lam: float
-    norm: Norm
-    floor: float | None
-    lag: Literal[0, 1]
+    lam: float  # strength of the parity
+    norm: Norm  # the norm to which the weights are scaled
+    floor: float | None  # smallest weight; None: weights may be negative
+    lag: Literal[0, 1]  # 0: weights from this round's gaps; 1: from the last round's
 
     @property
     def is_convex(self) -> bool:
+        """False: the weights may be negative, and need not sum to one."""
         return False
 
     @property
     def is_non_negative(self) -> bool:
+        """Only with a floor."""
         return self.floor is not None
 
     @property
     def remembers(self) -> str:
+        """Each client's next weight, unless it is used in the same round."""
         return "its next weight" if self.lag else ""
 
     def __call__(self, round: Round, state: State) -> Weighed:
@@ -173,7 +189,8 @@ class GapWeigh(Weigh, needs=("gap",)):
     reference="Erraji, Perrot, Bellet, Loss gap parity for fairness in heterogeneous federated learning, arXiv 2603.29818",
     per_dataset={
         "gaussians": {"lam": 2.0, "gap_split": "train"},
-        # Its smallest clients validate on five samples, which a converged model fits too badly to be called an optimum.
+        # The smallest clients have five validation samples. On these the loss of a converged model is far from the
+        # best.
         "scanners": {"lstar": "best_val"},
     },
 )
@@ -187,8 +204,15 @@ def eagle(
     lstar_epochs: int = 200,
     apply: Literal["client", "server"] = "client",
 ) -> Method:
-    """`norm="unit"` is the paper's; `"sqrtK"` keeps its direction and the step length of FedAvg. `lag=0` measures the gaps
-    of this round's model in a probe before training. `apply="server"` weighs the updates instead of the losses."""
+    """Each client's local loss is scaled by `w_k = 1 + 4 lam K / (K - 1) (r_k - mean r)`, with its loss gap `r_k`.
+
+    `lam` is the strength of the parity. `norm` scales the weights: `"unit"` to norm 1 as in the paper, `"sqrtK"` to
+    norm sqrt(K), which keeps FedAvg's step length, `"none"` not at all. `lag=1` uses the gaps of the last round,
+    `lag=0` measures them in a probe before training. `floor` bounds the weights from below; None keeps negative ones.
+    Gaps are measured on `gap_split`. The optimal loss is that of training alone for at most `lstar_epochs` epochs:
+    after the last one (`lstar="final"`), or after the one with the best validation loss. `apply="server"` puts the
+    weights on the updates instead of on the losses.
+    """
     require(lam >= 0, "lam", "at least 0", lam)
     require(floor is None or floor >= 0, "floor", "at least 0, or None to keep negative weights", floor)
     require(lstar_epochs >= 1, "lstar_epochs", "at least 1", lstar_epochs)

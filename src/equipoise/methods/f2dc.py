@@ -1,8 +1,9 @@
-"""F2DC: features are decoupled into domain-robust and domain-related ones, the latter are calibrated, and models are
-averaged with domain-aware weights. Wang et al., arXiv 2603.14238.
+"""F2DC, feature decoupling and calibration. Wang et al., arXiv 2603.14238.
 
-`variant="paper"`: deterministic evaluation, domain-aware aggregation, the run's optimizer. `variant="released"`: what the
-public code does: noise in evaluation too, aggregation by samples, SGD 0.1 without momentum or decay.
+Features are split into domain-robust and domain-related ones, the latter are calibrated, and models are averaged with
+domain-aware weights. Paper and public code differ. `variant="paper"` evaluates without noise, uses domain-aware weights
+and the run's optimizer. `variant="released"` follows the code: it has noise in evaluation, too, weighs by samples, and
+trains by SGD with rate 0.1, without momentum and weight decay.
 """
 
 from __future__ import annotations
@@ -37,13 +38,19 @@ from equipoise.parts.reports import ClassCounts
 from equipoise.parts.weights import BySamples
 
 REFERENCE = "Wang et al., Domain-skewed federated learning with feature decoupling and calibration, arXiv 2603.14238"
-NoiseKind = Literal["logistic", "double_logistic"]
+NoiseKind = Literal["logistic", "double_logistic"]  # one logistic draw per entry, or the difference of two
+# How the global model is scored when the modules stay with the clients: without them, with the mean of all clients'
+# modules, or with the mean of those of the domain's clients.
 View = Literal["bypass", "mean_modules", "domain_modules"]
 
 
 # --------------------------------------------------------------------------- modules
 def convolutions(channels: int, hidden: int, depth: int) -> nn.Sequential:
-    """The shape of both the decoupler and the corrector: bias-free 3x3 convolutions, channels-hidden-...-channels."""
+    """The network of both the decoupler and the corrector: `depth` 3x3 convolutions without bias.
+
+    `channels` maps go in and come out, with `hidden` maps in between; batch normalisation and ReLU stand between the
+    convolutions.
+    """
     widths = [channels, *[hidden] * (depth - 1)]
     layers: list[nn.Module] = []
     for a, b in pairwise(widths):
@@ -52,16 +59,17 @@ def convolutions(channels: int, hidden: int, depth: int) -> nn.Sequential:
 
 
 class RelaxedMask(nn.Module):
-    """A relaxed Bernoulli mask from scores: `sigmoid((S + logistic noise) / sigma)` (eq. 3)."""
+    """A relaxed Bernoulli mask from scores S: `sigmoid((S + logistic noise) / sigma)` (equation 3)."""
 
     def __init__(self, sigma: float, noise: NoiseKind, stochastic_eval: bool) -> None:
         super().__init__()
         self.sigma = sigma
         self.stochastic_eval = stochastic_eval
-        # True Gumbel noise on both outcomes is one logistic draw; the printed formula subtracts two of them.
+        # Gumbel noise on both outcomes amounts to one logistic draw; the formula as printed subtracts two of them.
         self.noises = nn.ModuleList(Noise(stochastic_eval) for _ in range(2 if noise == "double_logistic" else 1))
 
     def forward(self, scores: Tensor) -> Tensor:
+        """A mask of the shape of `scores`, with entries in (0, 1)."""
         if self.training or self.stochastic_eval:
             for sign, noise in zip((1, -1), self.noises, strict=False):
                 scores = scores + sign * torch.logit(noise(scores), eps=1e-7)
@@ -69,7 +77,7 @@ class RelaxedMask(nn.Module):
 
 
 class Decoupled(nn.Module):
-    """A staged model with a decoupler, a corrector and an auxiliary head behind some of its stages."""
+    """A staged model with a decoupler, a corrector and an auxiliary head after some of its stages."""
 
     def __init__(
         self, model: Staged, places: tuple[int, ...], maps: tuple[Tensor, ...], classes: int, settings: Decoupling
@@ -89,9 +97,12 @@ class Decoupled(nn.Module):
             self.auxiliary[str(j)] = nn.Linear(self.pool(j, maps[j]).shape[1], classes)
 
     def pool(self, place: int, map: Tensor) -> Tensor:
+        """The feature vector of a map after the stage `place`: the model's own pooling after the last, otherwise the
+        mean."""
         return self.model.pool(map) if place == len(self.model.stages) - 1 else map.mean((2, 3))
 
     def forward(self, x: Tensor) -> Outputs:
+        """The model's outputs; the decoupled features and their auxiliary logits are in `extra`."""
         layers: list[Tensor] = []
         extra: dict[str, Tensor] = {}
         for j, stage in enumerate(self.model.stages):
@@ -104,7 +115,12 @@ class Decoupled(nn.Module):
         return Outputs(self.model.head(features), features, x, tuple(layers), extra)
 
     def decouple(self, j: int, f: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """The recombined map f~, and what the losses and the views of the four features need."""
+        """The recombined map of stage `j`, and the entries of `Outputs.extra` for the losses and the views.
+
+        With the mask M, the map `f` is split into `f+ = M f` and `f- = (1 - M) f`; the calibrated map is
+        `f* = f- + (1 - M) corrector(f-)`, and the recombined one `f+ + f*`. `extra` holds the pooled features `l+`,
+        `l-` and `l*`, and the auxiliary head's logits of each.
+        """
         key = str(j)
         mask = self.masks[key](self.decouplers[key](f))
         plus, minus = mask * f, (1 - mask) * f
@@ -112,27 +128,28 @@ class Decoupled(nn.Module):
         pooled = {"+": self.pool(j, plus), "-": self.pool(j, minus), "*": self.pool(j, star)}
         extra = {f"l{sign} {j}": feature for sign, feature in pooled.items()}
         extra |= {f"aux{sign} {j}": self.auxiliary[key](feature) for sign, feature in pooled.items()}
-        if not self.training and j == len(self.model.stages) - 1:  # its Table 7: each feature through the main head
+        if not self.training and j == len(self.model.stages) - 1:  # table 7: each feature through the main head
             extra |= {f"view f{sign}": self.model.head(feature) for sign, feature in pooled.items()}
         return plus + star, extra
 
 
 @dataclass(frozen=True)
 class Decoupling(Wrap, needs=("feature map",), gives=("decoupled features",)):
-    """Puts the modules behind the chosen stages of a model."""
+    """Adds F2DC's modules after the chosen stages of a staged model."""
 
-    layers: tuple[int, ...] = (-1,)
-    sigma: float = 0.1
-    hidden: int = 50
-    depth: Literal[2, 3] = 3
-    noise: NoiseKind = "logistic"
-    correct: bool = True
-    stochastic_eval: bool = False
-    share_modules: bool = True
-    eval_view: View = "bypass"
+    layers: tuple[int, ...] = (-1,)  # positions of the stages
+    sigma: float = 0.1  # temperature of the mask
+    hidden: int = 50  # hidden channels of decoupler and corrector
+    depth: Literal[2, 3] = 3  # convolutions of decoupler and corrector
+    noise: NoiseKind = "logistic"  # noise of the mask
+    correct: bool = True  # whether there are correctors
+    stochastic_eval: bool = False  # whether the mask has noise in evaluation, too
+    share_modules: bool = True  # whether the modules are shared; otherwise they are private
+    eval_view: View = "bypass"  # how the global model is scored when the modules are private
 
     @property
     def scores(self) -> Scored:
+        """The global model, unless the modules are private and `eval_view` says otherwise."""
         if self.share_modules:
             return "global"
         views: dict[View, Scored] = {"bypass": "global", "mean_modules": "mean", "domain_modules": "domain"}
@@ -154,6 +171,7 @@ class Decoupling(Wrap, needs=("feature map",), gives=("decoupled features",)):
         return Decoupled(model, places, maps, classes, self)
 
     def marks(self, model: nn.Module) -> dict[str, Mark]:
+        """The modules are private, unless they are shared."""
         if self.share_modules:
             return {}
         names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
@@ -161,18 +179,24 @@ class Decoupling(Wrap, needs=("feature map",), gives=("decoupled features",)):
 
 
 def places_of(local: Local) -> list[str]:
+    """The stages that have modules, as they are named in `Outputs.extra`."""
     return [name.removeprefix("l+ ") for name in local.out.extra if name.startswith("l+ ")]
 
 
 @dataclass(frozen=True)
 class DecouplingLoss(Term, needs=("decoupled features",)):
-    """`lam1` times eq. 5: separate the two features, read the label from f+ and the strongest wrong one from f-."""
+    """`lam1` times equation 5: `cos(l+, l-) / tau + CE(m(l+), y) + CE(m(l-), yhat)`, averaged over the stages.
 
-    tau: float
-    lam1: float
-    yhat_from: Literal["main", "minus"] = "main"
+    It separates the two features: the auxiliary head `m` should read the label `y` from `l+`, and from `l-` the most
+    likely wrong class `yhat`.
+    """
+
+    tau: float  # temperature of the cosine
+    lam1: float  # weight of the loss
+    yhat_from: Literal["main", "minus"] = "main"  # whose logits give the wrong class: the main head's, or those of `l-`
 
     def loss(self, local: Local) -> Tensor:
+        """The weighted losses `[batch]`."""
         extra, places = local.out.extra, places_of(local)
         total = torch.zeros(())
         for j in places:
@@ -190,11 +214,12 @@ class DecouplingLoss(Term, needs=("decoupled features",)):
 
 @dataclass(frozen=True)
 class CalibrationLoss(Term, needs=("decoupled features",)):
-    """`lam2` times eq. 7: read the label from the calibrated feature."""
+    """`lam2` times equation 7: the auxiliary head should read the label from the calibrated feature `l*`."""
 
-    lam2: float
+    lam2: float  # weight of the loss
 
     def loss(self, local: Local) -> Tensor:
+        """The weighted losses `[batch]`, averaged over the stages."""
         places = places_of(local)
         losses = [F.cross_entropy(local.out.extra[f"aux* {j}"], local.y, reduction="none") for j in places]
         return self.lam2 * torch.stack(losses).sum(0) / len(places)
@@ -203,18 +228,25 @@ class CalibrationLoss(Term, needs=("decoupled features",)):
 # --------------------------------------------------------------------------- aggregation
 @dataclass(frozen=True)
 class DomainAware(Weigh):
-    """`p_k ~ sigmoid(a n_k/N - b d_k)`, `d_k` the distance of the client's shares from `1/Q` (eq. 10-11)."""
+    """Weights proportional to `sigmoid(a n_k/N - b d_k)`, normalised over the round's clients (equations 10 and 11).
 
-    a: float = 1.0
-    b: float = 0.4
+    `n_k/N` is the client's share of all samples, and `d_k` measures how far its share of each class is from `1/Q`, for
+    Q domains.
+    """
+
+    a: float = 1.0  # factor on the share of samples
+    b: float = 0.4  # factor on the distance
+    # The client's share of each class: approximated by its share of all samples, as in the paper, or counted.
     counts: Literal["size", "class"] = "size"
 
     @property
     def needs(self) -> tuple[str, ...]:
+        """The number of samples, and the class counts if shares per class are counted."""
         return ("samples",) if self.counts == "size" else ("samples", "class_counts")
 
     @property
     def remembers(self) -> str:
+        """Each client's class counts, if shares per class are counted."""
         return "its samples of each class" if self.counts == "class" else ""
 
     def __call__(self, round: Round, state: State) -> Weighed:
@@ -240,7 +272,11 @@ class DomainAware(Weigh):
 
 @register(title="Domain-aware weights, F2DC's aggregation alone", reference=REFERENCE)
 def daa(a: float = 1.0, b: float = 0.4, counts: Literal["size", "class"] = "size") -> Method:
-    """A weighting for any local method. `counts="class"` uses true shares per class instead of the approximation."""
+    """Weights proportional to `sigmoid(a n_k/N - b d_k)`, for any local method.
+
+    `n_k/N` is the client's share of all samples, and `d_k` measures how far its share of each class is from `1/Q`, for
+    Q domains. `counts="class"` counts the shares per class; `"size"` takes the share of all samples for each of them.
+    """
     return Method(reports=(ClassCounts(),) if counts == "class" else (), weigh=DomainAware(a, b, counts))
 
 
@@ -266,8 +302,15 @@ def f2dc_modules(
     eval_view: Literal["bypass", "mean_modules", "domain_modules"] = "bypass",
     stochastic_eval: bool = False,
 ) -> Method:
-    """The host keeps its own terms, weights and merge. `eval_view` says how the global model is scored when the modules
-    stay with the clients (`share_modules=False`)."""
+    """F2DC's decoupler (`dfd`) and corrector (`dfc`) with their losses, to be added to another method.
+
+    The other method keeps its own terms, weights and merge. `sigma` is the temperature of the mask, `tau` that of the
+    cosine; `lam1` and `lam2` weigh the losses of decoupler and corrector. The modules stand after the stages `layers`,
+    and have `depth` convolutions with `hidden` channels. `noise="double_logistic"` is equation 3 to the letter.
+    `yhat_from` says whose logits give the strongest wrong class: the main head's, or those of f-. With
+    `share_modules=False` the modules stay with the clients, and `eval_view` says how the global model is scored.
+    `stochastic_eval` keeps the noise in evaluation.
+    """
     require(sigma > 0, "sigma", "above 0", sigma)
     require(tau > 0, "tau", "above 0", tau)
     require(lam1 >= 0, "lam1", "at least 0", lam1)
@@ -284,7 +327,7 @@ def f2dc_modules(
 @register(
     title="Feature decoupling and calibration, domain-aware aggregation",
     reference=REFERENCE,
-    per_dataset={"scanners": {"hidden": 16}},  # its maps have 32 channels, not 512
+    per_dataset={"scanners": {"hidden": 16}},  # feature maps have 32 channels there, not 512
 )
 def f2dc(
     sigma: float = 0.1,
@@ -307,7 +350,13 @@ def f2dc(
     stochastic_eval: bool | None = None,
     daa_counts: Literal["size", "class"] = "size",
 ) -> Method:
-    """`dfd`, `dfc` and `daa` switch the parts of its Table 6. What is left at None follows the variant."""
+    """Decoupled and calibrated features, with domain-aware weights.
+
+    `dfd`, `dfc` and `daa` switch decoupler, corrector and domain-aware weights on or off, as in table 6 of the paper.
+    `a` and `b` are the factors of these weights, and `daa_counts` how they find shares per class. The other parameters
+    are those of `f2dc_modules`. `variant="released"` follows the public code, which evaluates with noise, weighs by
+    samples and trains by plain SGD with rate 0.1. `daa` and `stochastic_eval` follow the variant if they are None.
+    """
     released = variant == "released"
     aware = not released if daa is None else daa
     noisy = released if stochastic_eval is None else stochastic_eval

@@ -1,7 +1,7 @@
-"""FDSE: every layer is split into a shared extractor and a domain-shift eraser of the client's own.
-Wang et al., CVPR 2025.
+"""FDSE, domain shift erasers: each layer is split into a shared extractor and an eraser that belongs to the client.
 
-The extractors' tensors move by consensus, each tensor for itself. The erasers are mixed for each client, by similarity.
+Wang et al., CVPR 2025. The extractors are merged by consensus, one tensor at a time. The erasers are mixed for each
+client, by similarity.
 """
 
 from __future__ import annotations
@@ -42,25 +42,27 @@ from equipoise.parts.terms import unit
 from equipoise.parts.weights import Uniform
 from equipoise.updates import STILL, gram
 
-ERASER = ("dse", "dse_norm")  # the modules of a split layer that are the client's own
+ERASER = ("dse", "dse_norm")  # the modules of a split layer that are personal
 
 
 # --------------------------------------------------------------------------- layers
 class EntryByEntry(nn.Module):
-    """Each entry times a number of its own: what a depthwise convolution is for vectors."""
+    """Multiplies each entry by a learned number: a depthwise convolution for vectors."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width).uniform_(-1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
+        """`x * weight`, `[batch, width]`."""
         return x * self.weight
 
 
 class SplitLayer(nn.Module):
-    """Half of a layer's outputs come from a shared extractor, the other half from a depthwise eraser behind it.
+    """Takes the place of a layer: a shared extractor makes half of the outputs, a depthwise eraser after it the other
+    half.
 
-    No biases: each would stand before a normalisation, which takes it away again.
+    It has no biases, because the normalisation after each of them would remove them.
     """
 
     def __init__(self, layer: nn.Conv2d | nn.Linear) -> None:
@@ -82,12 +84,13 @@ class SplitLayer(nn.Module):
         self.dse_norm, self.dfe_norm = norm(half), norm(self.outputs)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Outputs of the shape that the replaced layer gives."""
         extracted = self.dse_norm(self.dfe(x))
         return self.dfe_norm(torch.cat([extracted, self.dse(extracted)], 1)[:, : self.outputs])
 
 
 def split_layers(model: nn.Module) -> None:
-    """Split every convolution and linear layer in place, but not the head and not grouped convolutions."""
+    """Split the convolutions and linear layers of a model in place, except for grouped convolutions and the head."""
     for name, child in list(model.named_children()):
         if (isinstance(child, nn.Conv2d) and child.groups == 1) or (isinstance(child, nn.Linear) and name != "head"):
             setattr(model, name, SplitLayer(child))
@@ -97,14 +100,15 @@ def split_layers(model: nn.Module) -> None:
 
 @dataclass(frozen=True)
 class ShiftErasers(Wrap, gives=("personal tensors", "split layers")):
-    """Splits the layers; the erasers are personal, their running statistics stay with the client."""
+    """Splits the layers. The erasers' parameters are personal; their running statistics stay with the client."""
 
     order: ClassVar[int] = 0
 
-    scored: Scored = "own"
+    scored: Scored = "own"  # which model `accuracy` belongs to
 
     @property
     def scores(self) -> Scored:
+        """Which model `accuracy` belongs to."""
         return self.scored
 
     def __call__(self, model: nn.Module, classes: int, example: Tensor) -> nn.Module:
@@ -112,6 +116,7 @@ class ShiftErasers(Wrap, gives=("personal tensors", "split layers")):
         return model
 
     def marks(self, model: nn.Module) -> dict[str, Mark]:
+        """The tensors of all erasers are personal."""
         found: dict[str, Mark] = {}
         for place, layer in model.named_modules():
             if isinstance(layer, SplitLayer):
@@ -120,6 +125,7 @@ class ShiftErasers(Wrap, gives=("personal tensors", "split layers")):
         return found
 
     def note(self, model: nn.Module) -> str | None:
+        """A note if the model has no layer to split."""
         if any(isinstance(layer, SplitLayer) for layer in model.modules()):
             return None
         return "fdse: the model has no layer to split before its head, so every client uses the same model."
@@ -127,9 +133,11 @@ class ShiftErasers(Wrap, gives=("personal tensors", "split layers")):
 
 # --------------------------------------------------------------------------- consistency of statistics
 class WithStatistics(nn.Module):
-    """In training, also shows the mean and variance of what enters each split layer's last normalisation.
+    """A model that, in training, also outputs statistics of each split layer: in `extra`, as "running mean LAYER" and
+    "running var LAYER".
 
-    Both as the normalisation itself would average them over batches, with the slope of the current batch.
+    They are the mean and variance per channel of the inputs of the layer's last normalisation, averaged over batches as
+    the normalisation does it. Gradients pass through the part of the current batch.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -137,6 +145,7 @@ class WithStatistics(nn.Module):
         self.model = model
 
     def forward(self, x: Tensor) -> Outputs:
+        """The model's outputs, with the statistics in `extra` when it trains."""
         if not self.training:
             out: Outputs = self.model(x)
             return out
@@ -163,14 +172,15 @@ class WithStatistics(nn.Module):
 
 @dataclass(frozen=True)
 class LayerStatistics(Wrap, needs=("split layers",), gives=("layer statistics",)):
-    """Goes round a model with split layers and shows their statistics."""
+    """Encloses a model with split layers, so that it outputs their statistics in training."""
 
     order: ClassVar[int] = 2
 
-    scored: Scored = "own"
+    scored: Scored = "own"  # which model `accuracy` belongs to
 
     @property
     def scores(self) -> Scored:
+        """Which model `accuracy` belongs to."""
         return self.scored
 
     def __call__(self, model: nn.Module, classes: int, example: Tensor) -> nn.Module:
@@ -178,7 +188,10 @@ class LayerStatistics(Wrap, needs=("split layers",), gives=("layer statistics",)
 
 
 def divergence(mean: Tensor, variance: Tensor, global_mean: Tensor, global_variance: Tensor) -> Tensor:
-    """KL divergence of the normal distribution with the global statistics from that with the local ones, a channel."""
+    """The KL divergence per channel, `KL(global || local)`, between two normal distributions `[channels]`.
+
+    With variances `s`, `S` and means `m`, `M` of the local and the global one: `(ln(s/S) + (S + (M - m)^2)/s - 1) / 2`.
+    """
     variance, global_variance = variance + 1e-5, global_variance + 1e-5
     distance = (global_variance + (global_mean - mean).square()) / variance
     return (variance.log() - global_variance.log() + distance - 1) / 2
@@ -186,12 +199,17 @@ def divergence(mean: Tensor, variance: Tensor, global_mean: Tensor, global_varia
 
 @dataclass(frozen=True)
 class ConsistentStatistics(Term, needs=("layer statistics",)):
-    """`lmbd sum_l omega_l KL_l`, `omega_l ~ exp(beta l)`, from the second round on."""
+    """Adds `lmbd sum_l omega_l KL_l` to the local loss, from the second round on.
 
-    lmbd: float
-    beta: float
+    `KL_l` is the mean divergence over the channels of split layer l between the received statistics and the client's.
+    The weights `omega_l` are proportional to `exp(beta l)` and sum to one.
+    """
+
+    lmbd: float  # weight of the term
+    beta: float  # how much more later layers count
 
     def loss(self, local: Local) -> Tensor | None:
+        """The weighted divergence, a scalar; None in the first round."""
         extra, buffers = local.out.extra, local.received.buffers
         places = [name.removeprefix("running mean ") for name in extra if name.startswith("running mean ")]
         if local.round == 0 or not places:
@@ -210,9 +228,10 @@ class ConsistentStatistics(Term, needs=("layer statistics",)):
 # --------------------------------------------------------------------------- server
 @dataclass(frozen=True)
 class Consensus(Merge):
-    """Tensor by tensor the min-norm point of the clients' unit updates, times the mean length of the updates.
+    """For each tensor, the min-norm point of the clients' unit updates, times the mean norm of the updates.
 
-    Clients that did not move in a tensor have no direction there, and are left out of it.
+    `d = mean_k ||D_k|| * sum_k lambda_k D_k/||D_k||`, with the `lambda` on the simplex that makes the sum shortest. A
+    client that did not move in a tensor has no direction there, and is left out.
     """
 
     uses_weights: ClassVar[bool] = False
@@ -236,7 +255,7 @@ class Consensus(Merge):
 
 
 def mixed_by_similarity(rows: Tensor, tau: float) -> tuple[Tensor, Tensor]:
-    """For each row the average of all rows with weights `softmax(cosine / tau)`, and the weights."""
+    """For each row of `[m, P]`, the mean of all rows with weights `softmax(cosine / tau)`; and the weights `[m, m]`."""
     directions = unit(rows)
     weights = torch.softmax(directions @ directions.mT / tau, 1)
     return weights @ rows, weights
@@ -249,11 +268,15 @@ class SimilarityMix(
     gives=("shared personal tensors",),
     remembers="its erasers, mixed with the others'",
 ):
-    """Each participant's next personal row; an absent client keeps its last one, a new one starts from the mean."""
+    """Sends each participant its next personal tensors: the mean of all participants', weighted by similarity to its
+    own.
+
+    Each tensor is mixed by itself. An absent client keeps its last tensors, and a new client starts from the mean.
+    """
 
     reads_updates: ClassVar[bool] = False
 
-    tau: float
+    tau: float  # temperature of the similarity
 
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
         rows = round.reports[PERSONAL]
@@ -266,7 +289,7 @@ class SimilarityMix(
 
 
 @register(
-    title="Layers split into a shared extractor and a domain-shift eraser of the client's own",
+    title="Layers split into a shared extractor and a domain-shift eraser per client",
     reference="Wang et al., Federated learning with domain shift eraser, CVPR 2025",
     per_dataset={"pacs": {"lmbd": 0.5, "beta": 0.001}, "office-caltech": {"lmbd": 0.05, "beta": 0.05}},
 )
@@ -276,8 +299,12 @@ def fdse(
     beta: float = 0.1,
     evaluate: Literal["personal", "averaged-personal"] = "personal",
 ) -> Method:
-    """`lmbd` weighs the consistency of statistics, `beta` how much more later layers count in it, `tau` is the temperature
-    of the erasers' mix. `evaluate` says which model `accuracy` belongs to; the other one is recorded too."""
+    """Each layer is split into a shared extractor and a personal eraser of domain shift.
+
+    `lmbd` weighs the loss that keeps a client's layer statistics near the global ones, and `beta` says how much more
+    later layers count in it. `tau` is the temperature with which erasers are mixed. `evaluate` says which model
+    `accuracy` belongs to: with the client's own erasers, or with the mean of all. The other one is recorded as well.
+    """
     require(lmbd >= 0, "lmbd", "at least 0", lmbd)
     require(tau > 0, "tau", "above 0", tau)
     scored: Scored = "own" if evaluate == "personal" else "mean"

@@ -1,4 +1,4 @@
-"""FedAvg and FedSGD (McMahan et al., AISTATS 2017)."""
+"""FedAvg, the average of the clients' models, and FedSGD, one gradient step per round. McMahan et al., AISTATS 2017."""
 
 from __future__ import annotations
 
@@ -8,17 +8,23 @@ from equipoise.method import Method, Value, register
 from equipoise.parts.weights import BySamples, Uniform
 
 REFERENCE = "McMahan et al., Communication-efficient learning of deep networks from decentralized data, AISTATS 2017"
-# One full-batch gradient step, as a demand on the local optimizer.
+# Settings of local training: one full-batch gradient step.
 ONE_STEP: tuple[tuple[str, Value], ...] = (("steps", 1), ("batch", None), ("momentum", 0.0), ("optimizer", "SGD"))
 
 
 @register(title="Average of the clients' models", reference=REFERENCE)
 def fedavg(weights: Literal["samples", "uniform"] = "samples") -> Method:
-    """`theta <- theta + sum_k p_k D_k`, `p_k` the share of samples, or equal."""
+    """`theta <- theta + sum_k p_k D_k`, with the clients' updates `D_k`.
+
+    The weights `p_k` are the clients' shares of samples, or equal (`weights="uniform"`).
+    """
     return Method(weigh=BySamples() if weights == "samples" else Uniform())
 
 
-@register(title="One full-batch gradient step a client and round", reference=REFERENCE)
+@register(title="One full-batch gradient step per client and round", reference=REFERENCE)
 def fedsgd(weights: Literal["samples", "uniform"] = "samples") -> Method:
-    """FedAvg with one full-batch step and no momentum: `theta <- theta - eta sum_k p_k grad F_k(theta)`."""
+    """FedAvg with one full-batch step and no momentum: `theta <- theta - eta sum_k p_k grad F_k(theta)`.
+
+    The weights `p_k` are the clients' shares of samples, or equal (`weights="uniform"`).
+    """
     return Method(weigh=BySamples() if weights == "samples" else Uniform(), training=ONE_STEP)

@@ -13,15 +13,18 @@ from equipoise.method import Mark, Method, Scored, Wrap, register
 
 @dataclass(frozen=True)
 class LocalNormalisation(Wrap):
-    """Parameters and statistics of every batch normalisation stay with the client: found by type, not by name."""
+    """Makes the parameters and statistics of every batch normalisation private. Layers are found by type, not by
+    name."""
 
-    scored: Scored = "own"
+    scored: Scored = "own"  # which model `accuracy` belongs to
 
     @property
     def scores(self) -> Scored:
+        """Which model `accuracy` belongs to."""
         return self.scored
 
     def marks(self, model: nn.Module) -> dict[str, Mark]:
+        """All tensors of batch normalisations are private."""
         found: dict[str, Mark] = {}
         for place, layer in model.named_modules():
             if isinstance(layer, _BatchNorm):
@@ -30,6 +33,7 @@ class LocalNormalisation(Wrap):
         return found
 
     def note(self, model: nn.Module) -> str | None:
+        """A note if the model has no batch normalisation."""
         return None if self.marks(model) else "fedbn: the model has no batch normalisation, so this is FedAvg."
 
 
@@ -38,6 +42,9 @@ class LocalNormalisation(Wrap):
     reference="Li et al., FedBN: federated learning on non-IID features via local batch normalization, ICLR 2021",
 )
 def fedbn(evaluate: Literal["personal", "averaged-personal"] = "personal") -> Method:
-    """`evaluate` says which model `accuracy` belongs to: with the client's own normalisation, or with the mean one. The
-    other is recorded too."""
+    """FedAvg in which the layers of batch normalisation stay with the client.
+
+    `evaluate` says which model `accuracy` belongs to: with the client's own normalisation, or with the mean of all
+    clients'. The other one is recorded as well.
+    """
     return Method(wrap=(LocalNormalisation("own" if evaluate == "personal" else "mean"),))

@@ -1,4 +1,7 @@
-"""FedDyn: a linear and a quadratic local term align the clients' optima with the global one. Acar et al., ICLR 2021."""
+"""FedDyn, dynamic regularisation: a linear and a quadratic local term align the clients' optima with the global one.
+
+Acar et al., ICLR 2021.
+"""
 
 from __future__ import annotations
 
@@ -29,33 +32,37 @@ from equipoise.parts.weights import Uniform
 
 @dataclass(frozen=True)
 class LinearTerm(Term):
-    """`-<g_k, x>`, by its gradient; after the round `g_k <- g_k - alpha (x - theta)`."""
+    """Adds `-<g_k, x>` to the local loss, by its gradient `-g_k`. After the round `g_k <- g_k - alpha (x - theta)`."""
 
-    alpha: float
+    alpha: float  # strength of the regularisation
 
     def start(self, beginning: Beginning) -> list[Tensors]:
+        """`g_k = 0` for every client."""
         zero = torch.zeros_like(beginning.received.layout.join(beginning.received.params))
         return [{"gradient": zero} for _ in beginning.clients]
 
     def force(self, received: Received, states: ClientState) -> Tensors:
+        """The gradient `-g_k` of the term."""
         return received.layout.split(-states[self.key]["gradient"])
 
     def finish(self, trained: Trained) -> Tensors:
+        """The next `g_k`."""
         moved = trained.layout.join(trained.params) - trained.layout.join(trained.received.params)
         return {"gradient": trained.states[self.key]["gradient"] - self.alpha * moved}
 
 
 @dataclass(frozen=True)
 class DriftCorrection(Step):
-    """`theta <- mean of local models - h / alpha` with `h <- h - alpha/N sum of updates`.
+    """`theta <- mean of local models - h / alpha`, after `h <- h - alpha/N * sum of the updates`, for N clients.
 
-    Kept as `-h / alpha`, the sum of all updates over N, in which alpha does not occur.
+    The state is `-h / alpha`: the sum of all updates so far, divided by N. It does not depend on alpha.
     """
 
-    evaluate: Literal["mean", "server"] = "mean"
+    evaluate: Literal["mean", "server"] = "mean"  # which model is scored: the mean of the local models, or theta
 
     @property
     def scored_iterate(self) -> str | None:
+        """The scored model in words, if it is not theta."""
         return "mean of the local models" if self.evaluate == "mean" else None
 
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
@@ -75,9 +82,13 @@ def feddyn(
     evaluate: Literal["mean", "server"] = "mean",
     variant: Literal["paper", "released"] = "paper",
 ) -> Method:
-    """`clip` bounds the gradient's norm, as the authors' code does. `evaluate` says which model is scored: the mean of the
-    local models, or the server's, which reaches beyond it. `variant="released"` is what the domain-skew benchmarks' public
-    code amounts to: its regulariser has no gradient, so it is FedAvg."""
+    """Local losses get the terms `-<g_k, x> + alpha/2 ||x - theta||^2`, which align local optima with the global one.
+
+    `alpha` is the strength of these terms. `clip` bounds the norm of the gradient, as in the authors' code. `evaluate`
+    says which model is scored: the mean of the local models, or the server's, which goes beyond that mean.
+    `variant="released"` follows the public code of the domain-skew benchmarks, where the terms have no gradient: it is
+    FedAvg.
+    """
     require(alpha > 0, "alpha", "above 0", alpha)
     require(clip is None or clip > 0, "clip", "above 0, or None", clip)
     if variant == "released":

@@ -1,7 +1,8 @@
-"""FedEquilibria: min-norm weights in Fisher space, mixed with weights by drift.
+"""FedEquilibria: min-norm weights of the clients' Fisher diagonals, mixed with weights by the norm of the updates.
 
-As resolved from the paper: updates are local minus global and are *added*; the Fisher diagonal is that of single samples, at
-the locally trained model, in eval mode; parameters only.
+Anonymous authors, under review. Where the paper is unclear, it was read as follows. Its text and its algorithm give the
+update opposite signs; here an update is the local minus the global model, and is added. The Fisher diagonal squares the
+gradients of single samples, at the locally trained model and in eval mode. Only parameters count, not buffers.
 """
 
 from __future__ import annotations
@@ -18,27 +19,32 @@ from equipoise.parts.minnorm import min_norm_weights
 from equipoise.parts.weights import shares
 from equipoise.updates import gram
 
-COLLAPSED = 1.5  # effective number of clients below which the min-norm weights are called collapsed
+COLLAPSED = 1.5  # a warning is given if the effective number of clients behind the min-norm weights is below this
 
 
 @dataclass(frozen=True)
 class Equilibrium(Weigh):
-    """`w = t w_moo + (1 - t) w_dist` (eq. 3)."""
+    """The weights `w = t w_moo + (1 - t) w_dist` (equation 3).
 
-    t: float
-    moo: Literal["fisher", "update"] = "fisher"
-    fim_scale: Literal["none", "l2", "mean"] = "none"
+    `w_moo` are the min-norm weights of the clients' Fisher diagonals; `w_dist` are the clients' shares of the norms of
+    all updates.
+    """
+
+    t: float  # weight of `w_moo`
+    moo: Literal["fisher", "update"] = "fisher"  # the vectors of the min-norm weights: Fisher diagonals, or updates
+    fim_scale: Literal["none", "l2", "mean"] = "none"  # divisor of a Fisher diagonal: none, its norm, its mean
 
     @property
     def needs(self) -> tuple[str, ...]:
+        """The Fisher diagonals, if they are used."""
         return ("fisher",) if self.moo == "fisher" and self.t > 0 else ()
 
     def __call__(self, round: Round, state: State) -> Weighed:
-        drift = shares(round.updates.norms())  # eq. 2
+        drift = shares(round.updates.norms())  # equation 2
         if self.t == 0:
             return Weighed(drift, figures={"w_dist": drift})
         matrix = round.updates.gram if self.moo == "update" else self._fisher_gram(round.reports["fisher"])
-        conflict = min_norm_weights(matrix)  # eq. 1
+        conflict = min_norm_weights(matrix)  # equation 1
         weights = self.t * conflict + (1 - self.t) * drift
         effective = 1 / conflict.square().sum()
         figures = {"w_moo": conflict, "w_dist": drift, "n_eff": effective}
@@ -74,7 +80,14 @@ def fedequilibria(
     fim_batch: int = 64,
     fim_scale: Literal["none", "l2", "mean"] = "none",
 ) -> Method:
-    """`t=1` is MOO_F, `t=1, moo="update"` is MOO_G, `t=0` is DIST: the paper's ablations."""
+    """The weights `w = t w_moo + (1 - t) w_dist`: min-norm weights of Fisher diagonals, and shares of the updates'
+    norms.
+
+    `moo="update"` takes the min-norm weights of the updates instead. The paper's ablations are MOO_F (`t=1`), MOO_G
+    (`t=1, moo="update"`) and DIST (`t=0`). `fim="sample"` squares the gradient of each sample, `fim="batch"` that of
+    each batch of `fim_batch` samples; `fim_samples` uses so many random samples of a client instead of all. `fim_scale`
+    divides each client's Fisher diagonal by its norm (`"l2"`) or its mean, which is not in the paper.
+    """
     require(0 <= t <= 1, "t", "between 0 and 1", t)
     require(fim_samples is None or fim_samples >= 1, "fim_samples", "at least 1, or None for all", fim_samples)
     require(1 <= fim_batch <= 1024, "fim_batch", "between 1 and 1024", fim_batch)

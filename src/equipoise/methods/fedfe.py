@@ -1,8 +1,9 @@
-"""FedFE: conflict projection as in FedFV, q-weights as in q-FFL, and a server momentum that decays to nothing.
+"""FedFE: conflict projection as in FedFV, weights as in q-FFL, and a server momentum that decays to zero.
 
-As resolved from the paper: updates are scaled by `L = 1/lr` (so that q = 0 without conflicts is FedAvg), losses are those of
-the received model, and eq. 16 is read as heavy-ball momentum with a decaying coefficient; taken literally it multiplies the
-*model* by the coefficient and destroys it (`momentum="literal"` shows that).
+Ge, Li and Wang, Journal of Machine Learning and Information Security, 2025. Where the paper is unclear or cannot be
+executed, it was read as follows. Updates are scaled by `L = 1/lr`, so that q = 0 without conflicts is FedAvg. Losses
+are those of the received model. Equation 16, as printed, multiplies the *model* by the momentum coefficient, which
+destroys it (`momentum="literal"` shows that); it is read as heavy-ball momentum with a decaying coefficient.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from equipoise.parts.weights import PowerOfLoss
 
 
 def decayed(beta_init: float, t: int, rounds: int) -> float:
-    """The momentum coefficient of round t: `beta_init` at first, 0 at the end (DEMON's schedule).
+    """The momentum coefficient of round t, which falls from `beta_init` to 0 (DEMON's schedule).
+
+    With `b = beta_init (1 - t/rounds)` it is `b / (1 - beta_init + b)`.
 
     >>> decayed(0.1, 0, 10), round(decayed(0.1, 5, 10), 4), decayed(0.1, 10, 10)
     (0.1, 0.0526, 0.0)
@@ -31,12 +34,12 @@ def decayed(beta_init: float, t: int, rounds: int) -> float:
 
 @dataclass(frozen=True)
 class DecayingMomentum(Step):
-    """`v <- beta_t v + direction`, and the model moves by `v`."""
+    """`v <- beta_t v + direction`, and the model moves by `v`. The coefficient `beta_t` falls from `beta_init` to 0."""
 
     reads_updates: ClassVar[bool] = False
 
-    beta_init: float
-    literal: bool = False
+    beta_init: float  # the first coefficient
+    literal: bool = False  # multiply the model by the coefficient instead, as equation 16 is printed
 
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
         if self.beta_init == 0 and not self.literal:
@@ -56,7 +59,8 @@ class DecayingMomentum(Step):
         "cifar10": {"q": 1.0, "beta_init": 0.1},
         "fmnist3": {"q": 5.0, "beta_init": 0.1, "tau": 0},
         "mnist-shards": {"q": 5.0, "beta_init": 0.0},
-        # Several local epochs with momentum make ||L h||^2 large and the q-weighted step short: embedded data wants a small q.
+        # With several local epochs and momentum ||L h||^2 is large, which makes the q-weighted step short: q must be
+        # small.
         "scanners": {"q": 0.02},
     },
 )
@@ -74,8 +78,17 @@ def fedfe(
     renorm: bool = False,
     momentum: Literal["decaying", "literal"] = "decaying",
 ) -> Method:
-    """`alpha` is the share of clients with the largest losses that keep their update (FedFV's meaning), `project_first` the
-    paper's literal count of those that do not. `q=0, beta_init=0` is projection only, `beta_init=0` adds the weights."""
+    """Conflicts between updates are removed, q-FFL's weights applied, and a decaying momentum added.
+
+    `q` says how much large losses count. `alpha` is the share of clients, those with the largest losses, that keep
+    their update (FedFV's meaning); `project_first` instead is the number of clients whose updates are projected, as the
+    paper has it. `order` is the order of losses in which conflicts are removed. The last updates of clients absent for
+    up to `tau` rounds are taken into account. `beta_init` is the first momentum coefficient. `L` (or `lr`, with
+    `L = 1/lr`) is the constant of the weights, by default from the local rate; `grad_scale="raw"` does not scale
+    updates by it. `server_lr` multiplies the direction, and `renorm` gives it the norm of the plain mean, as in FedFV.
+    `momentum="literal"` is equation 16 as printed. The paper's ablations are `q=0, beta_init=0` (projection only) and
+    `beta_init=0` (no momentum).
+    """
     require(q >= 0, "q", "at least 0", q)
     require(0 <= alpha <= 1, "alpha", "between 0 and 1", alpha)
     require(tau >= 0, "tau", "at least 0", tau)

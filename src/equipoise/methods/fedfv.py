@@ -1,4 +1,4 @@
-"""FedFV: updates that conflict are projected on each other's normal planes. Wang et al., IJCAI 2021."""
+"""FedFV, fair averaging: conflicting updates are projected onto each other's normal planes. Wang et al., IJCAI 2021."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from equipoise.parts.weights import Uniform
 
 
 @register(
-    title="Updates that conflict are projected on each other's normal planes",
+    title="Conflicting updates are projected onto each other's normal planes",
     reference="Wang et al., Federated learning with fair averaging, IJCAI 2021",
 )
 def fedfv(alpha: float = 0.1, tau: int = 1) -> Method:
-    """`alpha` is the share of clients, those with the largest losses, that keep their update. `tau` is how many rounds back
-    the updates of absent clients are heeded; 0 heeds none. Without conflicts it is FedAvg with equal weights."""
+    """From each update, its components along conflicting updates (with a negative inner product) are removed.
+
+    `alpha` is the share of clients, those with the largest losses, that keep their update. The last updates of clients
+    absent for up to `tau` rounds are taken into account, too; 0 ignores absent clients. Without conflicts it is FedAvg
+    with equal weights.
+    """
     require(0 <= alpha <= 1, "alpha", "between 0 and 1", alpha)
     require(tau >= 0, "tau", "at least 0", tau)
     return Method(

@@ -1,7 +1,7 @@
-"""FedHEAL: masks of inconsistent updates (FPHL) and weights by masked distance (FAEL). Chen, Huang, Ye, CVPR 2024.
+"""FedHEAL: masks that hide inconsistent entries of updates (FPHL), and weights by the norm of masked updates (FAEL).
 
-`variant="paper"` is what the formulas say wherever they can be executed; `variant="released"` is what the public code
-computes. Every choice in which the two differ is a parameter of its own.
+Chen, Huang and Ye, CVPR 2024. Paper and public code differ. `variant="paper"` follows the formulas wherever they can be
+executed, and `variant="released"` follows the code. Each choice in which the two differ is a parameter of its own.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from equipoise.parts.merges import MaskedMean, WeightedSum
 from equipoise.parts.weights import BySamples, shares
 from equipoise.updates import column_chunks
 
-History = Literal["inclusive", "past"]
-Compare = Literal["ge", "gt"]
-Distance = Literal["sq_l2", "l2", "tensor_l2_sum"]
+History = Literal["inclusive", "past"]  # whether the current round counts in a client's history of signs
+Compare = Literal["ge", "gt"]  # how a share is compared with the threshold: `>=` or `>`
+Distance = Literal["sq_l2", "l2", "tensor_l2_sum"]  # squared norm, norm, or sum over tensors of their norms
 
 
 def votes_needed(tau: float, seen: int, compare: Compare) -> int:
-    """The least count whose share of `seen` passes the threshold, with ties decided to within 1e-12.
+    """The smallest count whose share of `seen` rounds passes the threshold `tau`. Differences up to 1e-12 count as
+    equal.
 
     >>> votes_needed(0.3, 10, "ge"), votes_needed(0.3, 10, "gt")
     (3, 4)
@@ -33,28 +34,30 @@ def votes_needed(tau: float, seen: int, compare: Compare) -> int:
 
 
 def count_type(seen: int) -> torch.dtype:
-    """The smallest integers that count this many rounds."""
+    """The smallest integer type that can count this many rounds."""
     return torch.uint8 if seen < 256 else torch.int16 if seen < 32768 else torch.int32
 
 
 @dataclass(frozen=True)
 class ConsistencyMask(Shape, gives=("mask",), remembers="how often each entry of its updates rose"):
-    """Keeps an entry of an update if its sign agrees with enough of the client's own past (eq. 5-8).
+    """Keeps an entry of an update if its sign was the same in enough of the client's rounds (equations 5 to 8).
 
-    Per client, `up [G]` counts the rounds in which each entry rose, in the smallest integers that hold the count.
+    The state holds, per client, the number of its rounds and `up [G]`, the number of rounds in which each entry rose.
     """
 
-    tau: float
-    history: History = "inclusive"
-    compare: Compare = "ge"
+    tau: float  # the share of rounds with the same sign that an entry needs
+    history: History = "inclusive"  # whether the current round counts, too
+    compare: Compare = "ge"  # whether the share must reach the threshold or exceed it
     zero_rises: bool = True  # an entry that did not move counts as risen
-    mask_buffers: bool = False
+    mask_buffers: bool = False  # whether running statistics are masked like parameters
 
     @property
     def includes_buffers(self) -> bool:
+        """Whether running statistics are masked like parameters."""
         return self.mask_buffers
 
     def measure_consistency(self, state: State) -> Tensor | None:
+        """For each parameter of each client, the share of its rounds with the more frequent sign, from 0.5 to 1."""
         up, seen = state.rows("up"), state.rows("seen")
         return torch.cat([torch.maximum(up[k].double(), seen[k] - up[k].double()) / seen[k] for k in up])
 
@@ -73,7 +76,8 @@ class ConsistencyMask(Shape, gives=("mask",), remembers="how often each entry of
         return Shaped(round.updates.with_mask(mask), kept)
 
     def _vote(self, row: Tensor, past: Tensor, before: int, mask: Tensor) -> Tensor:
-        """Fill one client's mask, and give its next counts. In pieces that stay in the cache, and in whole bytes."""
+        """Fill the mask `[G]` of one client, and return its next counts `[G]`. Works on chunks that fit into the
+        cache."""
         seen = before + 1 if self.history == "inclusive" else before
         needed = votes_needed(self.tau, seen, self.compare) if seen else 0
         after = torch.empty_like(past)
@@ -81,25 +85,31 @@ class ConsistencyMask(Shape, gives=("mask",), remembers="how often each entry of
             rose = row[columns] >= 0 if self.zero_rises else row[columns] > 0
             up = torch.add(past[columns], rose.view(torch.uint8), out=after[columns])
             votes = up if self.history == "inclusive" else past[columns]
-            if needed > seen:  # nobody can pass; in small integers the threshold would wrap around
+            if needed > seen:  # no entry can pass, and the threshold would overflow small integers
                 mask[columns] = False
                 continue
             risen, fallen = votes >= needed, votes <= seen - needed
-            torch.bitwise_xor(fallen, (risen ^ fallen) & rose, out=mask[columns])  # `risen` where the entry rose
+            # The mask is `risen` where the entry rose, otherwise `fallen`.
+            torch.bitwise_xor(fallen, (risen ^ fallen) & rose, out=mask[columns])
         return after
 
 
 @dataclass(frozen=True)
 class DistanceWeigh(Weigh, remembers="its weight and the weight's momentum"):
-    """More weight to clients whose masked update is long, with momentum (eq. 11-13)."""
+    """Gives more weight to clients whose masked update is long, with momentum (equations 11 to 13).
 
-    beta: float
-    distance: Distance = "sq_l2"
-    init: Literal["size", "uniform"] = "size"
-    carry: Literal["normalized", "raw"] = "normalized"
+    `dp <- (1 - beta) dp + beta d / sum d` and `p <- p + dp`, normalised over the round's clients, where `d` is the
+    length of each client's masked update.
+    """
+
+    beta: float  # weight of the current round in the momentum
+    distance: Distance = "sq_l2"  # how the length of an update is measured
+    init: Literal["size", "uniform"] = "size"  # a client's first weight: by samples, or equal
+    carry: Literal["normalized", "raw"] = "normalized"  # whether the next round starts from normalised weights
 
     @property
     def needs(self) -> tuple[str, ...]:
+        """The number of samples, if the first weights are by samples."""
         return ("samples",) if self.init == "size" else ()
 
     def __call__(self, round: Round, state: State) -> Weighed:
@@ -131,7 +141,7 @@ class DistanceWeigh(Weigh, remembers="its weight and the weight's momentum"):
 
 
 @register(
-    title="Masks of inconsistent updates, weights by masked distance",
+    title="Masks that hide inconsistent entries of updates, weights by the norm of masked updates",
     reference="Chen, Huang, Ye, Fair federated learning under domain skew with local consistency and domain diversity, "
     "CVPR 2024",
     per_dataset={"digits": {"tau": 0.3}, "office-caltech": {"tau": 0.4}},
@@ -150,8 +160,16 @@ def fedheal(
     mask_buffers: bool | None = None,
     zero_rises: bool | None = None,
 ) -> Method:
-    """`fphl=False` or `fael=False` leaves one of the two halves out (the paper's ablation). A choice left at None follows
-    the variant."""
+    """Inconsistent entries of updates are masked (FPHL), and clients weighed by the norm of masked updates (FAEL).
+
+    `tau` is the share of a client's rounds in which an entry must have had its current sign to be kept. `beta` is the
+    weight of the current round in the momentum of the weights. `fphl=False` or `fael=False` leaves out one of the two
+    halves, as in the paper's ablation. The other parameters are choices in which paper and public code differ; what is
+    None follows the variant. `history`: whether the current round counts in the share. `compare`: whether the share
+    must reach tau or exceed it. `distance`: how the norm is measured. `init`: a client's first weight. `carry`: whether
+    weights are kept normalised. `mask_buffers`: whether running statistics are masked. `zero_rises`: whether an entry
+    that did not move counts as risen.
+    """
     require(0 <= tau <= 1, "tau", "between 0 and 1", tau)
     require(0 <= beta <= 1, "beta", "between 0 and 1", beta)
     paper = variant == "paper"

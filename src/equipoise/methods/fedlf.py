@@ -1,4 +1,7 @@
-"""FedLF: tensor by tensor a direction that hurts nobody, and that levels the losses. Pan et al., AAAI 2024."""
+"""FedLF, layer-wise fairness: for each tensor, a direction that harms no client and makes the losses more equal.
+
+Pan et al., AAAI 2024.
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,12 @@ from equipoise.parts.steps import LengthOfMean
 from equipoise.parts.weights import Uniform
 from equipoise.updates import STILL, gram
 
-VANISHED = 1e-6  # nor has a min-norm point this short, which is found from squared lengths
+VANISHED = 1e-6  # a min-norm point this short, relative to the updates, counts as zero (it comes from squared norms)
 
 
 def levelling(loss: Tensor) -> Tensor:
-    """Coefficients of the updates in the direction that lowers `-cos(1, F)`, the unevenness of the losses.
+    """Coefficients `[m]` of the updates in the direction that lowers `-cos(1, F)`, the unevenness of the losses F
+    `[m]`.
 
     >>> levelling(torch.tensor([1.0, 3.0])), levelling(torch.tensor([2.0, 2.0])).abs().max() < 1e-6
     (tensor([-0.1342,  0.0447]), tensor(True))
@@ -33,7 +37,11 @@ def levelling(loss: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class RecentAbsentees(Shape, remembers="its last update"):
-    """Adds the last updates of clients that are absent now but were seen lately: within `seen / present` rounds."""
+    """Adds the last updates of recently absent clients.
+
+    These are clients that last took part at most `seen / present` rounds ago: the number of clients that ever took
+    part, divided by the number of this round's clients.
+    """
 
     def __call__(self, round: Round, state: State) -> Shaped:
         rows, last = state.rows("updates"), state.rows("last")
@@ -47,15 +55,15 @@ class RecentAbsentees(Shape, remembers="its last update"):
 
 @dataclass(frozen=True)
 class LayerwiseFair(Merge, needs=("loss",)):
-    """In each tensor the min-norm point of the clients' updates, the levelling direction, and absent clients' updates.
+    """For each tensor, the min-norm point of the clients' updates, absent clients' updates, and the levelling
+    direction.
 
-    A tensor where it vanishes is joined with the next one (the last with the one before) and solved again. `scaled` first
-    brings all vectors of a tensor to their mean length, as the authors' code does, and joins nothing.
+    A tensor in which this point is zero is joined with the next one (the last with the one before), and solved again.
     """
 
     uses_weights: ClassVar[bool] = False
 
-    scaled: bool = False
+    scaled: bool = False  # as in the authors' code: scale the vectors of a tensor to their mean norm, join nothing
 
     def __call__(self, round: Round, weights: Tensor) -> Merged:
         layout = round.setting.layout
@@ -86,14 +94,14 @@ class LayerwiseFair(Merge, needs=("loss",)):
         return Merged(direction, used[: len(rows)].to(rows.dtype))
 
     def _solve(self, products: Tensor, level: Tensor, present: int) -> Tensor:
-        """How much of each update is in the min-norm point, from their inner products."""
+        """The coefficient of each update in the min-norm point, from their inner products."""
         lengths = products.diagonal().sqrt()
         moved = lengths > STILL * lengths.max()
         factor = moved.double()
         mean = lengths[:present].mean()
         if self.scaled:
             factor[moved] = mean / lengths[moved]
-        row = level * factor  # the levelling direction; level losses have none
+        row = level * factor  # the levelling direction, which is zero for equal losses
         length = (row @ products @ row).clamp(min=0).sqrt()
         levels = length > STILL * lengths.max()
         if self.scaled and levels:
@@ -107,12 +115,15 @@ class LayerwiseFair(Merge, needs=("loss",)):
 
 
 @register(
-    title="Tensor by tensor a direction that hurts nobody and levels the losses",
+    title="A direction per tensor that harms no client and makes the losses more equal",
     reference="Pan et al., FedLF: layer-wise fair federated learning, AAAI 2024",
 )
 def fedlf(variant: Literal["paper", "released"] = "paper", absentees: bool = True) -> Method:
-    """`variant="released"` scales the vectors of a tensor to their mean length first, as the authors' code does.
-    `absentees=False` heeds only the clients that are present."""
+    """For each tensor, the min-norm point of the clients' updates and of the direction that makes losses more equal.
+
+    `variant="released"` first scales the vectors of a tensor to their mean norm, as the authors' code does.
+    `absentees=False` leaves out the last updates of recently absent clients.
+    """
     return Method(
         reports=(GlobalLoss(),),
         shape=(RecentAbsentees(),) if absentees else (),

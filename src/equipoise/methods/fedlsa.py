@@ -1,4 +1,7 @@
-"""FedLSA: features on a sphere, drawn to anchors that the server trains against its classifier. Fu et al., AAAI 2025."""
+"""FedLSA, learnable semantic anchors: features on a sphere are drawn to anchors that the server trains.
+
+Fu et al., AAAI 2025.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +20,27 @@ from equipoise.parts.terms import unit
 
 
 def separation(anchors: Tensor, tau: float) -> Tensor:
-    """How near an anchor is to the others, `[C]`: `log` of the mean over them of `exp(a_i . a_j / tau)`."""
+    """How near each anchor is to the others, `[C]`: `log` of the mean over j != i of `exp(a_i . a_j / tau)`."""
     itself = torch.eye(len(anchors), dtype=torch.bool, device=anchors.device)
     logits = torch.where(itself, -torch.inf, anchors @ anchors.mT / tau)
     return torch.logsumexp(logits, 1) - log(len(anchors) - 1)
 
 
 def compactness(features: Tensor, anchors: Tensor, y: Tensor, tau: float) -> Tensor:
-    """Cross-entropy `[batch]` of the similarities with all anchors."""
+    """The cross-entropy `[batch]` of the similarities `feature . anchor_c / tau` with all anchors `[C, width]`."""
     return F.cross_entropy(features @ anchors.mT / tau, y, reduction="none")
 
 
 @dataclass(frozen=True)
 class ToAnchor(Term, needs=("shared anchors", "features on the sphere")):
-    """`lam` times the compactness. There are no anchors in the first round."""
+    """Adds `lam` times the cross-entropy of a feature's similarities with the anchors. The first round has no
+    anchors."""
 
-    lam: float
-    tau: float
+    lam: float  # weight of the term
+    tau: float  # temperature of the similarities
 
     def loss(self, local: Local) -> Tensor | None:
+        """The weighted losses `[batch]`; None in the first round."""
         anchors = local.received.shared.get("anchors")
         if anchors is None or not self.lam:
             return None
@@ -44,14 +49,18 @@ class ToAnchor(Term, needs=("shared anchors", "features on the sphere")):
 
 @dataclass(frozen=True)
 class TrainedAnchors(Share, needs=("features on the sphere",), gives=("shared anchors",)):
-    """`anchors [C, width]` of length one, which the global classifier, held fixed, tells apart."""
+    """Sends `anchors [C, width]` of length one.
+
+    The server trains them so that the global classifier, held fixed, tells them apart, and so that they lie far from
+    each other.
+    """
 
     reads_updates: ClassVar[bool] = False
 
-    alpha: float
-    tau: float
-    epochs: int
-    lr: float
+    alpha: float  # weight of the distance between anchors
+    tau: float  # temperature of their similarities
+    epochs: int  # training steps per round
+    lr: float  # learning rate of the server
 
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
         layout = round.setting.layout
@@ -84,7 +93,12 @@ def fedlsa(
     server_epochs: int = 500,
     server_lr: float = 0.1,
 ) -> Method:
-    """`lam` weighs the pull to the anchors, `alpha` their separation on the server. `width` is the sphere's dimension."""
+    """Features are projected on a unit sphere and drawn to anchors, one per class, that the server trains.
+
+    `lam` weighs the pull to the anchors, and `alpha` their distance from each other in the server's training. `tau` is
+    the temperature of similarities, and `width` the number of features on the sphere. The server trains the anchors for
+    `server_epochs` steps per round with the rate `server_lr`.
+    """
     require(lam >= 0, "lam", "at least 0", lam)
     require(alpha >= 0, "alpha", "at least 0", alpha)
     require(tau > 0, "tau", "above 0", tau)

@@ -1,4 +1,7 @@
-"""FedMGDA+: a common descent direction of unit updates, near the usual weights. Hu et al., IEEE TNSE 2022."""
+"""FedMGDA+: a direction of descent for all clients, from unit updates with weights near the usual ones.
+
+Hu et al., IEEE TNSE 2022.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from equipoise.parts.weights import shares
 
 @dataclass(frozen=True)
 class UnitUpdates(Shape):
-    """Every update at length one; one that did not move stays zero."""
+    """Scales every update to length one; a zero update stays zero."""
 
     def __call__(self, round: Round, state: State) -> Shaped:
         lengths = round.updates.norms()
@@ -26,13 +29,15 @@ class UnitUpdates(Shape):
 
 @dataclass(frozen=True)
 class NearMinNorm(Weigh):
-    """The min-norm weights of the shaped updates among those at most `eps` away from the usual ones."""
+    """The min-norm weights of the shaped updates, among the weights that differ by at most `eps` from the usual
+    ones."""
 
-    eps: float
-    around: Literal["samples", "uniform"] = "samples"
+    eps: float  # largest difference of a weight
+    around: Literal["samples", "uniform"] = "samples"  # the usual weights: shares of samples, or equal
 
     @property
     def needs(self) -> tuple[str, ...]:
+        """The number of samples, if the usual weights are shares of samples."""
         return ("samples",) if self.around == "samples" else ()
 
     def __call__(self, round: Round, state: State) -> Weighed:
@@ -44,7 +49,8 @@ class NearMinNorm(Weigh):
 
 @dataclass(frozen=True)
 class MeanLength(Step):
-    """The direction times the mean length of the updates as they came: unit updates get back a step that fits training."""
+    """Multiplies the direction of unit updates by the mean norm of the reported updates, so that its length fits
+    training."""
 
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
         lengths = torch.linalg.vector_norm(round.reported, dim=1, dtype=torch.float64)
@@ -52,7 +58,7 @@ class MeanLength(Step):
 
 
 @register(
-    title="A common descent direction of unit updates, near the usual weights",
+    title="A direction of descent for all clients, from unit updates with weights near the usual ones",
     reference="Hu et al., Federated learning meets multi-objective optimization, IEEE TNSE 2022",
 )
 def fedmgda_plus(
@@ -61,8 +67,13 @@ def fedmgda_plus(
     server_lr: float = 1.0,
     step: Literal["unit", "mean_length"] = "unit",
 ) -> Method:
-    """Weights may differ by `eps` from those `around` which they are sought; 0 is the mean of unit updates, 1 is MGDA. The
-    step has length `server_lr` at most, whatever the updates' lengths; `step="mean_length"` (ours) gives it theirs."""
+    """The direction is the shortest weighted sum of the clients' unit updates, with weights near the usual ones.
+
+    A weight may differ by at most `eps` from the usual one, which is the share of samples or equal (`around`): `eps=0`
+    is the mean of unit updates, `eps=1` is MGDA. The direction is multiplied by `server_lr`, so that it is at most that
+    long, however long the updates are. `step="mean_length"`, which is not in the paper, also multiplies it by their
+    mean norm.
+    """
     require(0 <= eps <= 1, "eps", "between 0 and 1", eps)
     require(server_lr > 0, "server_lr", "above 0", server_lr)
     steps: tuple[Step, ...] = (MeanLength(),) if step == "mean_length" else ()

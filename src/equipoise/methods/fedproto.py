@@ -1,7 +1,7 @@
 """FedProto: features are pulled towards global class prototypes. Tan et al., AAAI 2022.
 
-In the original only prototypes travel. Here, as in the domain-skew benchmarks, models are averaged too, and the global
-model's classifier is scored.
+In the paper clients exchange prototypes only. Here, as in the domain-skew benchmarks, models are averaged as well, and
+the classifier of the global model is scored.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from equipoise.parts.prototypes import ClassMeans, MeanPrototypes, ToPrototype
 
 @dataclass(frozen=True)
 class ScalarPrototypes(MeanPrototypes):
-    """A prototype whose entries are all the mean of its entries, as a public benchmark's code computes it."""
+    """Prototypes in which all entries are replaced by their mean, as in the code of a public benchmark."""
 
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
         means = round.reports["prototypes"]
@@ -34,9 +34,12 @@ def fedproto(
     average: Literal["owners", "counts"] = "owners",
     variant: Literal["paper", "released"] = "paper",
 ) -> Method:
-    """`lam=0` is FedAvg. `average` says how clients' prototypes become one: every owner alike (the authors' code), or by
-    samples (the paper's formula). `variant="released"` repeats an error of a public benchmark's code, where a prototype
-    is one number."""
+    """Adds `lam/F ||feature - prototype of the class||^2` to the local loss, for features with F entries.
+
+    `lam=0` is FedAvg. `average` says how the clients' prototypes are averaged: all clients that have samples of the
+    class count equally, as in the authors' code, or by these samples, as in the paper's formula. `variant="released"`
+    repeats an error in the code of a public benchmark, where all entries of a prototype are the same number.
+    """
     require(lam >= 0, "lam", "at least 0", lam)
     share = ScalarPrototypes(average) if variant == "released" else MeanPrototypes(average)
     return Method(terms=(ToPrototype(lam),), reports=(ClassMeans(),), share=(share,))

@@ -14,17 +14,19 @@ from equipoise.parts.weights import Uniform
 
 
 def layers_of(out: Outputs) -> list[Tensor]:
-    """A vector a sample for every layer: feature maps pooled; the features where a model shows no layers."""
+    """One vector per sample for each layer, `[batch, channels]`: the mean of its feature map. A model without layers
+    has its features."""
     return [map.flatten(2).mean(2) if map.dim() > 2 else map for map in out.layers] or [out.features]
 
 
 def relaxed_contrast(
     features: Tensor, y: Tensor, keep: Tensor | None, tau: float, threshold: float, negatives: int
 ) -> tuple[Tensor, Tensor]:
-    """Two losses `[batch]` of one layer.
+    """The two losses `[batch]` of one layer, from the cosines between the samples of a batch.
 
-    The first draws a sample to the *least* similar one of its class, away from the most similar ones of other classes. The
-    second drives samples of a class apart whose similarity is at or above the threshold, starting with the least similar.
+    The first one draws a sample to the *least* similar sample of its class, and away from the `negatives` most similar
+    samples of other classes. The second one acts if even the least similar other sample of the class has a similarity
+    of at least `threshold`, and drives the two apart. `keep [batch]` is 0 for padding.
     """
     z = unit(features)
     likeness = z @ z.mT
@@ -42,15 +44,16 @@ def relaxed_contrast(
 
 @dataclass(frozen=True)
 class RelaxedContrast(Term):
-    """Both losses, averaged over the layers."""
+    """Adds the two losses of relaxed contrast, averaged over the layers of the model."""
 
-    tau: float
-    threshold: float
-    negatives: int
-    contrast: float
-    penalty: float
+    tau: float  # temperature
+    threshold: float  # similarity from which samples of a class are driven apart
+    negatives: int  # number of samples of other classes in the contrast
+    contrast: float  # weight of the contrast
+    penalty: float  # weight of the loss that drives samples of a class apart
 
     def loss(self, local: Local) -> Tensor | None:
+        """The weighted losses `[batch]`; None if both weights are zero."""
         if not (self.contrast or self.penalty):
             return None
         layers = layers_of(local.out)
@@ -73,7 +76,13 @@ def fedrcl(
     penalty: float = 1.0,
     clip: float | None = 10.0,
 ) -> Method:
-    """`contrast` and `penalty` weigh the two losses; with both at 0 and no `clip` it is FedAvg with equal weights."""
+    """A supervised contrast on every layer, with a penalty that keeps features of a class from collapsing.
+
+    `tau` is the temperature. The contrast compares with the `negatives` most similar samples of other classes; the
+    penalty acts on samples of a class with a similarity of at least `threshold`. `contrast` and `penalty` are the
+    weights of the two. `clip` bounds the norm of the gradient. With both weights 0 and no `clip` it is FedAvg with
+    equal weights.
+    """
     require(tau > 0, "tau", "above 0", tau)
     require(-1 <= threshold <= 1, "threshold", "between -1 and 1", threshold)
     require(negatives >= 1, "negatives", "at least 1", negatives)

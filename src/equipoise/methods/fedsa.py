@@ -1,7 +1,8 @@
-"""FedSA: semantic anchors that hardly move, a margin around them, and a classifier calibrated on them.
-Zhou et al., AAAI 2025.
+"""FedSA, semantic anchors: features are drawn to slowly moving anchors with a margin, and the classifier is trained on
+them.
 
-In the original models stay with their clients. Here they are averaged too, and one global model is scored.
+Zhou et al., AAAI 2025. In the paper models stay with their clients. Here they are averaged, and one global model is
+scored.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ from equipoise.parts.prototypes import LAST_PROTOTYPES, ClassMeans, class_means,
 
 
 def first_anchors(classes: int, width: int, seed: int) -> Tensor:
-    """Random vectors through a random net that is never trained: two layers with batch statistics and ReLU."""
+    """The first anchors `[C, width]`: random vectors passed through a random net of two layers.
+
+    The layers have batch normalisation and ReLU. The net is never trained.
+    """
 
     def drawn() -> Tensor:
         net = nn.Sequential(
@@ -49,11 +53,11 @@ def first_anchors(classes: int, width: int, seed: int) -> Tensor:
 class SemanticAnchors(
     Share, needs=("prototypes", "prototype_counts"), gives=("shared anchors",), remembers=LAST_PROTOTYPES
 ):
-    """`anchors [C, F]`, which follow the mean prototypes slowly."""
+    """Sends `anchors [C, F]`, a moving average of the mean prototypes: `anchor <- ema anchor + (1 - ema) prototype`."""
 
     reads_updates: ClassVar[bool] = False
 
-    ema: float
+    ema: float  # weight of the old anchor; near one, so that anchors move slowly
 
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
         prototypes, counts, memory = last_prototypes(round, state)
@@ -68,20 +72,23 @@ class SemanticAnchors(
 
 @dataclass(frozen=True)
 class AnchorLosses(Term, needs=("shared anchors",)):
-    """Distance to the anchor of the class, a margin between the anchors, and the classifier's loss on the anchors.
+    """Adds three losses: distance to the anchor of the class, a contrast of the anchors with a margin, and calibration.
 
-    The margin is the larger one of the mean gaps between anchors and between the client's own last prototypes.
+    Calibration is the classifier's cross-entropy on the anchors. The margin is the larger of two mean distances between
+    nearest classes: that of the anchors, and that of the client's own last prototypes.
     """
 
-    lam: float
-    mcl: float
-    cc: float
+    lam: float  # weight of the squared distance to the anchor
+    mcl: float  # weight of the contrast with a margin
+    cc: float  # weight of the calibration
 
     def start(self, beginning: Beginning) -> list[Tensors]:
+        """A gap of zero: the client has no prototypes yet."""
         some = next(iter(beginning.received.params.values()))
         return [{"gap": some.new_zeros(())} for _ in beginning.clients]
 
     def loss(self, local: Local) -> Tensor | None:
+        """The weighted losses `[batch]`; None in the first round, when there are no anchors."""
         anchors = local.received.shared.get("anchors")
         if anchors is None:
             return None
@@ -100,17 +107,22 @@ class AnchorLosses(Term, needs=("shared anchors",)):
         )
 
     def finish(self, trained: Trained) -> Tensors:
+        """The mean distance between nearest prototypes of the client after training."""
         means, counts = class_means(trained)
         return {"gap": mean_gap(means, (counts > 0).to(means.dtype))}
 
 
 @register(
-    title="Semantic anchors that hardly move, and a classifier calibrated on them",
+    title="Semantic anchors that move slowly, and a classifier calibrated on them",
     reference="Zhou et al., FedSA: a unified representation learning via semantic anchors for prototype-based federated "
     "learning, AAAI 2025",
 )
 def fedsa(lam: float = 1.0, mcl: float = 1.0, cc: float = 1.0, ema: float = 0.9999) -> Method:
-    """`lam` weighs the distance to the anchor, `mcl` the loss with a margin, `cc` the classifier's calibration."""
+    """Features are drawn to anchors, one per class, and the classifier is trained on the anchors, too.
+
+    `lam` weighs the distance to the anchor of the class, `mcl` the contrast of the anchors with a margin, and `cc` the
+    classifier's loss on the anchors. `ema` is the weight of the old anchors in their moving average.
+    """
     for name, value in (("lam", lam), ("mcl", mcl), ("cc", cc)):
         require(value >= 0, name, "at least 0", value)
     require(0 <= ema <= 1, "ema", "between 0 and 1", ema)

@@ -1,6 +1,7 @@
-"""FedTGP: the server trains the prototypes, with a margin between classes. Zhang et al., AAAI 2024.
+"""FedTGP, trainable global prototypes: the server trains the prototypes, with a margin between classes.
 
-In the original models stay with their clients. Here they are averaged too, and one global model is scored.
+Zhang et al., AAAI 2024. In the paper models stay with their clients. Here they are averaged, and one global model is
+scored.
 """
 
 from __future__ import annotations
@@ -17,12 +18,14 @@ from equipoise.method import Method, Round, Sent, State, register, require
 from equipoise.parts.anchors import AnchorNet, distances, margin_losses, nearest_others, train_anchors
 from equipoise.parts.prototypes import ClassMeans, PrototypeShare, ToPrototype, last_prototypes, mean_prototypes
 
-Margin = Literal["pairs", "nearest"]
+Margin = Literal["pairs", "nearest"]  # from the distances of all pairs of classes, or of nearest neighbours
 
 
 def adaptive_margin(centres: Tensor, known: Tensor, kind: Margin, cap: float) -> Tensor:
-    """The largest distance between two known classes' centres (`pairs`), or the largest distance of a class to its nearest
-    neighbour (`nearest`); at most `cap`.
+    """The margin between classes, a scalar of at most `cap`, from their centres `[C, F]`.
+
+    It is the largest distance between two known classes (`kind="pairs"`), or the largest distance of a known class to
+    its nearest neighbour (`"nearest"`). `known [C]` is 1 for known classes.
 
     >>> centres = torch.tensor([[0.0, 0.0], [3.0, 0.0], [0.0, 5.0]])
     >>> adaptive_margin(centres, torch.ones(3), "nearest", 100.0)
@@ -38,13 +41,16 @@ def adaptive_margin(centres: Tensor, known: Tensor, kind: Margin, cap: float) ->
 
 @dataclass(frozen=True)
 class TrainedPrototypes(PrototypeShare):
-    """A net on the server, trained so that every uploaded prototype lies nearest to its class's, by a margin."""
+    """Sends prototypes made by a net on the server.
 
-    epochs: int
-    batch: int
-    lr: float | None
-    margin: Margin
-    cap: float
+    The net is trained so that each client's prototype is nearest to that of its class, by a margin.
+    """
+
+    epochs: int  # passes over the clients' prototypes per round
+    batch: int  # clients' prototypes per step
+    lr: float | None  # learning rate of the server; None: the local one
+    margin: Margin  # how the margin is found
+    cap: float  # largest margin
 
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
         prototypes, counts, memory = last_prototypes(round, state)
@@ -79,7 +85,12 @@ def fedtgp(
     server_batch: int = 32,
     server_lr: float | None = None,
 ) -> Method:
-    """`margin="pairs"` is the paper's formula, `"nearest"` the authors' code. `server_lr` is the local rate by default."""
+    """Features are pulled towards prototypes, one per class, that the server trains with a margin between classes.
+
+    `lam` weighs the pull. `margin="pairs"` is the paper's formula, `"nearest"` that of the authors' code; `cap` is the
+    largest margin. The server trains for `server_epochs` epochs per round with batches of `server_batch` prototypes and
+    the rate `server_lr`, by default the local one.
+    """
     require(lam >= 0, "lam", "at least 0", lam)
     require(cap >= 0, "cap", "at least 0", cap)
     require(server_epochs >= 1, "server_epochs", "at least 1", server_epochs)

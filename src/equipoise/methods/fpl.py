@@ -1,4 +1,7 @@
-"""FPL: contrast with the cluster prototypes of every class, and a pull to their mean. Huang et al., CVPR 2023."""
+"""FPL, federated prototype learning: a contrast with clusters of each class's prototypes, and a pull to their mean.
+
+Huang et al., CVPR 2023.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,11 @@ from equipoise.parts.terms import unit
 
 
 def finch(points: Tensor) -> Tensor:
-    """Cluster labels `[n]` by FINCH (Sarfraz et al., CVPR 2019) with cosine similarity: the coarsest partition that still has
-    more than one cluster, or the first when that has only one.
+    """Cluster labels `[n]` of `points [n, F]` by FINCH (Sarfraz et al., CVPR 2019), with cosine similarity.
 
-    Points that are each other's, or share a, first neighbour are one cluster; the same again for the clusters' means.
+    Each point is linked to its nearest neighbour, and linked points form a cluster. The same is then done with the
+    means of the clusters, again and again. Of these partitions the coarsest with more than one cluster is used, or the
+    first if it has only one.
 
     >>> finch(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]]))
     tensor([0, 0, 1, 1])
@@ -34,8 +38,8 @@ def finch(points: Tensor) -> Tensor:
 
 
 def _linked(points: Tensor) -> Tensor:
-    """The components of the graph in which everyone is linked to its first neighbour."""
-    from scipy.sparse import coo_array  # takes a fifth of a second: only when it is needed
+    """The connected components of the graph in which each point is linked to its nearest neighbour, `[n]`."""
+    from scipy.sparse import coo_array  # a slow import, so only where it is needed
     from scipy.sparse.csgraph import connected_components
 
     likeness = (unit(points.double()) @ unit(points.double()).T).fill_diagonal_(-torch.inf)
@@ -46,17 +50,19 @@ def _linked(points: Tensor) -> Tensor:
 
 
 def cluster_means(points: Tensor, labels: Tensor) -> Tensor:
-    """The mean of each cluster's points."""
+    """The mean of the points of each cluster, `[clusters, F]`."""
     return torch.stack([points[labels == label].mean(0) for label in range(int(labels.max()) + 1)])
 
 
 def cluster_contrast(features: Tensor, clusters: Tensor, classes: Tensor, y: Tensor, tau: float) -> Tensor:
-    """`-log` of the share that the own class's cluster prototypes have in the exponentiated similarities, `[batch]`.
+    """`-log(sum over own clusters of exp(cos / tau) / sum over all clusters of exp(cos / tau))`, `[batch]`.
 
-    Zero for a sample whose class has no prototype."""
+    `cos` is the cosine between a feature and a cluster's prototype, `clusters [P, F]`; a sample's own clusters are
+    those of its class, `classes [P]`. Zero for a sample whose class has no prototype.
+    """
     logits = unit(features) @ unit(clusters).mT / tau
     own = classes[None] == y[:, None]
-    mine = torch.logsumexp(torch.where(own, logits, -1e4), 1)  # finite where there are none: no NaN in the gradient
+    mine = torch.logsumexp(torch.where(own, logits, -1e4), 1)  # finite without own clusters: no NaN in the gradient
     return torch.where(own.any(1), torch.logsumexp(logits, 1) - mine, 0.0)
 
 
@@ -64,8 +70,11 @@ def cluster_contrast(features: Tensor, clusters: Tensor, classes: Tensor, y: Ten
 class ClusterPrototypes(
     Share, needs=("prototypes", "prototype_counts"), gives=("shared cluster prototypes",), remembers=LAST_PROTOTYPES
 ):
-    """`cluster_prototypes [P, F]` with their classes `[P]`, and a class's `unbiased_prototypes [C, F]`, the mean of its
-    clusters."""
+    """Sends the clusters of all clients' prototypes.
+
+    `cluster_prototypes [P, F]` are the means of the clusters, `cluster_classes [P]` their classes, and
+    `unbiased_prototypes [C, F]` the mean of each class's clusters.
+    """
 
     reads_updates: ClassVar[bool] = False
 
@@ -90,11 +99,13 @@ class ClusterPrototypes(
 
 @dataclass(frozen=True)
 class ClusterContrast(Term, needs=("shared cluster prototypes",)):
-    """The contrast with cluster prototypes, and the mean square of the distance from the class's unbiased one."""
+    """Adds the contrast with cluster prototypes, and the mean squared difference from the unbiased prototype of the
+    class."""
 
-    tau: float
+    tau: float  # temperature of the contrast
 
     def loss(self, local: Local) -> Tensor | None:
+        """The losses `[batch]`; None in the first round, when there are no prototypes."""
         shared = local.received.shared
         if "cluster_prototypes" not in shared:
             return None
@@ -105,12 +116,16 @@ class ClusterContrast(Term, needs=("shared cluster prototypes",)):
 
 
 @register(
-    title="Contrast with the cluster prototypes of every class, and a pull to their mean",
+    title="A contrast with clusters of each class's prototypes, and a pull to their mean",
     reference="Huang et al., Rethinking federated learning with domain shift: a prototype view, CVPR 2023",
-    # Similarities over 0.02 make gradients fifty times as long, too long at its rate of 0.05 (chosen on validation data).
+    # A temperature of 0.02 makes gradients fifty times as long: too long at the rate 0.05. Chosen on validation data.
     per_dataset={"scanners": {"tau": 0.1}},
 )
 def fpl(tau: float = 0.02) -> Method:
-    """`tau` 0.02 is the authors' default; a later benchmark uses 0.2."""
+    """Adds to the local loss a contrast with clusters of all clients' prototypes, and a pull to the mean of the
+    clusters.
+
+    `tau` is the temperature of the contrast: 0.02 is the authors' default, and a later benchmark uses 0.2.
+    """
     require(tau > 0, "tau", "above 0", tau)
     return Method(terms=(ClusterContrast(tau),), reports=(ClassMeans(),), share=(ClusterPrototypes(),))

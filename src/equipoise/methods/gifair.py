@@ -1,4 +1,7 @@
-"""GIFAIR-FL: a penalty on the differences between the clients' losses. Yue, Nouiehed, Al Kontar, INFORMS JDS 2023."""
+"""GIFAIR-FL: a penalty on the differences between the clients' losses.
+
+Yue, Nouiehed and Al Kontar, INFORMS Journal on Data Science, 2023.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from equipoise.parts.weights import shares
 
 
 def standing(loss: Tensor) -> Tensor:
-    """`sum_j sign(F_k - F_j)`: how many clients are better off, less how many are worse off.
+    """`sum_j sign(F_k - F_j)`, `[m]`: the number of clients with a smaller loss minus the number with a larger one.
 
     >>> import torch
     >>> standing(torch.tensor([0.5, 2.0, 1.0]))
@@ -23,9 +26,12 @@ def standing(loss: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class ByStanding(Weigh, needs=("samples", "loss")):
-    """`p_k + lambda r_k`, `r_k` the client's standing, `lambda` a share of the largest that leaves no weight negative."""
+    """The weights `p_k + lambda r_k`, with the client's share of samples `p_k` and its standing `r_k` among the losses.
 
-    strength: float
+    `lambda` is the share `strength` of the largest value that leaves no weight negative, `min p_k / (m - 1)`.
+    """
+
+    strength: float  # from 0 to below 1
 
     def __call__(self, round: Round, state: State) -> Weighed:
         loss = round.reports["loss"].double()
@@ -40,6 +46,9 @@ class ByStanding(Weigh, needs=("samples", "loss")):
     "INFORMS Journal on Data Science 2023",
 )
 def gifair(strength: float = 0.5) -> Method:
-    """`strength` is the penalty's factor as a share of the largest possible one, `min p_k / (K - 1)`; 0 is FedAvg."""
+    """The weights `p_k + lambda sum_j sign(F_k - F_j)`, with shares of samples `p_k` and losses `F_k`.
+
+    `strength` is `lambda` as a share of its largest possible value, `min p_k / (K - 1)` for K clients; 0 is FedAvg.
+    """
     require(0 <= strength < 1, "strength", "at least 0 and below 1", strength)
     return Method(reports=(GlobalLoss(),), weigh=ByStanding(strength))

@@ -1,4 +1,7 @@
-"""MOON: features stay near the global model's and away from the client's previous model's. Li, He, Song, CVPR 2021."""
+"""MOON, model contrast: features stay near the global model's and away from those of the client's previous model.
+
+Li, He and Song, CVPR 2021.
+"""
 
 from __future__ import annotations
 
@@ -25,25 +28,33 @@ from equipoise.parts.terms import unit
 
 
 def contrast(z: Tensor, z_global: Tensor, z_previous: Tensor, tau: float) -> Tensor:
-    """`-log softmax` of the similarity with the global features against that with the previous ones, `[batch]`."""
+    """`-log(e^(cos(z, z_global)/tau) / (e^(cos(z, z_global)/tau) + e^(cos(z, z_previous)/tau)))`, `[batch]`.
+
+    All features are `[batch, width]`.
+    """
     farther = (unit(z) * (unit(z_previous) - unit(z_global))).sum(-1)  # the difference of the two cosines
     return F.softplus(farther / tau)
 
 
 @dataclass(frozen=True)
 class ModelContrast(Term):
-    """`mu` times the contrast; the state is the client's model after its last round."""
+    """Adds `mu` times the contrast between features of the global and of the client's previous model.
 
-    mu: float
-    tau: float
+    The state is the client's model after its last round.
+    """
+
+    mu: float  # weight of the term
+    tau: float  # temperature of the contrast
 
     def start(self, beginning: Beginning) -> list[Tensors]:
-        # Before a client's first round previous and global model are the same (but for personal tensors that the server has
-        # mixed for a late client): the loss is log 2, its gradient zero.
+        """The received model: it stands for the previous one in a client's first round."""
+        # Previous and global model are then the same (except for personal tensors that the server has mixed for a
+        # client which joins late), so that the loss is log 2 and its gradient zero.
         first = _flattened(beginning.received.params, beginning.received.buffers)
         return [first for _ in beginning.clients]
 
     def frozen(self, received: Received, states: ClientState) -> dict[str, Model]:
+        """The received model and the client's previous one."""
         if not self.mu:
             return {}
         previous = states[self.key]
@@ -52,11 +63,13 @@ class ModelContrast(Term):
         return {"received": Model(received.params, received.buffers), "previous": Model(params, buffers)}
 
     def loss(self, local: Local) -> Tensor | None:
+        """The weighted losses `[batch]`."""
         if not self.mu:
             return None
         return self.mu * contrast(local.out.features, local.frozen["received"], local.frozen["previous"], self.tau)
 
     def finish(self, trained: Trained) -> Tensors:
+        """The trained model."""
         return _flattened(trained.params, trained.buffers)
 
 
@@ -69,12 +82,17 @@ def _flattened(params: Tensors, buffers: Tensors) -> Tensors:
 @register(
     title="Features near the global model's, away from the client's previous model's",
     reference="Li, He, Song, Model-contrastive federated learning, CVPR 2021",
-    # Its features are not normalised and its rate is high: at 5 the contrast outweighs the labels (chosen on validation data).
+    # Features are not normalised and the rate is high: at 5 the contrast outweighs the labels. Chosen on validation
+    # data.
     per_dataset={"scanners": {"mu": 0.1}},
 )
 def moon(mu: float = 5.0, tau: float = 0.5, projection: int | None = None) -> Method:
-    """`mu=0` is FedAvg. `projection` adds a projection head of that width, as the paper's networks have (256); without one
-    the model's own features are compared, as in the domain-skew benchmarks."""
+    """Adds a contrast to the local loss: features near the global model's, and away from the client's previous model's.
+
+    `mu` is the weight of the contrast, and `tau` its temperature; `mu=0` is FedAvg. `projection` adds a projection head
+    of that width, as the paper's networks have (256). Without one the model's own features are compared, as in the
+    domain-skew benchmarks.
+    """
     require(mu >= 0, "mu", "at least 0", mu)
     require(tau > 0, "tau", "above 0", tau)
     require(projection is None or projection >= 1, "projection", "at least 1, or None", projection)

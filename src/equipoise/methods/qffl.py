@@ -1,4 +1,4 @@
-"""q-FFL: the larger a client's loss, the more it counts. Li, Sanjabi, Beirami, Smith, ICLR 2020."""
+"""q-FFL, fair resource allocation: the larger a client's loss, the more it counts. Li et al., ICLR 2020."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ from equipoise.parts.weights import PowerOfLoss
 @register(
     title="The larger a client's loss, the more it counts",
     reference="Li, Sanjabi, Beirami, Smith, Fair resource allocation in federated learning, ICLR 2020",
-    # Several local epochs with momentum make ||L D||^2 large and the step short: embedded data wants a small q.
+    # With several local epochs and momentum ||L D||^2 is large, which makes the step short: q must be small.
     per_dataset={"scanners": {"q": 0.01}},
 )
 def qffl(q: float = 1.0, solver: Literal["fedavg", "fedsgd"] = "fedavg", lr: float | None = None) -> Method:
-    """`q=0` is FedAvg (or FedSGD) with equal weights. `solver="fedsgd"` takes one full-batch gradient step a round. `lr` is
-    the rate behind `L = 1/lr`, by default the run's local one."""
+    """The weights `L F_k^q / sum_j (q F_j^(q-1) ||L D_j||^2 + L F_j^q)`, with losses `F_k`, updates `D_k` and
+    `L = 1/lr`.
+
+    `q=0` is FedAvg (or FedSGD) with equal weights. `solver="fedsgd"` does one full-batch gradient step per round. `lr`
+    is by default the local learning rate.
+    """
     require(q >= 0, "q", "at least 0", q)
     require(lr is None or lr > 0, "lr", "above 0", lr)
     plain = (*ONE_STEP, ("weight_decay", 0.0)) if solver == "fedsgd" else ()

@@ -1,4 +1,4 @@
-"""The two references that a fair comparison needs: what a client can do alone, and what one place with all data could."""
+"""Two references for comparisons: every client trains alone, and one client trains on all data."""
 
 from __future__ import annotations
 
@@ -11,24 +11,27 @@ from equipoise.method import Mark, Method, Scored, Wrap, register
 
 @dataclass(frozen=True)
 class AllPrivate(Wrap):
-    """Every tensor stays with its client."""
+    """Makes every tensor of the model private."""
 
     @property
     def scores(self) -> Scored:
+        """Each client's own model."""
         return "own"
 
     def marks(self, model: nn.Module) -> dict[str, Mark]:
+        """All tensors are private."""
         names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
         return dict.fromkeys(names, "private")
 
 
 @register(title="Each client trains alone, with the same number of steps", reference="reference, no paper")
 def local_only() -> Method:
-    """Nothing is shared: a client's model goes on from where its last round left it, and is scored on its own data."""
+    """Nothing is shared. Each client continues with its own model of the last round, which is scored on its own
+    data."""
     return Method(wrap=(AllPrivate(),))
 
 
 @register(title="FedAvg on the pooled data, in simulation only", reference="reference, no paper")
 def centralised() -> Method:
-    """One client that holds all training data. Not possible in a federation: it shows what separation costs."""
+    """One client holds all training data. This is possible in simulation only, and shows the cost of separate data."""
     return Method(is_pooled=True)

@@ -1,8 +1,8 @@
 """SCAFFOLD: control variates correct the drift of local gradients. Karimireddy et al., ICML 2020.
 
-A client corrects every gradient by `c - c_k`, and afterwards sets `c_k` to the mean gradient that its way amounts to (the
-paper's option II). With momentum m a gradient counts `(1 - m^j) / (1 - m)` times when j steps follow it, itself included:
-the way is divided by the sum of these counts instead of by the number of steps.
+A client adds `c - c_k` to every gradient. Afterwards it sets `c_k` to its mean gradient, which it finds from its update
+(the paper's option II). With momentum m, a gradient enters the update `(1 - m^j) / (1 - m)` times if it is used in j
+steps; so the update is divided by the sum of these factors instead of by the number of steps.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from equipoise.parts.weights import Uniform
 
 
 def effective_steps(steps: Tensor, momentum: float) -> Tensor:
-    """How often a constant gradient is contained in the way of this many steps, in units of the learning rate.
+    """The length of the update that a constant gradient of length one gives in so many steps, divided by the learning
+    rate.
 
     >>> effective_steps(torch.tensor([2.0, 2.0]), 0.9), effective_steps(torch.tensor(2.0), 0.0)
     (tensor([2.9000, 2.9000]), tensor(2.))
@@ -45,17 +46,20 @@ def effective_steps(steps: Tensor, momentum: float) -> Tensor:
 
 @dataclass(frozen=True)
 class ControlVariates(Term, needs=("shared control",)):
-    """The corrected gradient, and the client's own control variate `c_k [G]`. Without buffers: parameters only."""
+    """Adds `c - c_k` to the gradient of the shared parameters, and keeps the client's control variate `c_k [G]`."""
 
     def start(self, beginning: Beginning) -> list[Tensors]:
+        """`c_k = 0` for every client."""
         zero = torch.zeros_like(beginning.received.layout.join(beginning.received.params))
         return [{"control": zero} for _ in beginning.clients]
 
     def force(self, received: Received, states: ClientState) -> Tensors:
+        """The correction `c - c_k`."""
         own = states[self.key]["control"]
         return received.layout.split(received.shared.get("control", torch.zeros_like(own)) - own)
 
     def finish(self, trained: Trained) -> Tensors:
+        """The next `c_k`: `c_k - c + (theta - x) / (lr * effective steps)`, with the received and the trained model."""
         own = trained.states[self.key]["control"]
         layout, received = trained.layout, trained.received
         way = layout.join(received.params) - layout.join(trained.params)
@@ -69,7 +73,7 @@ KEY = ControlVariates().key
 
 @dataclass(frozen=True)
 class ControlChange(Report, gives=("control",)):
-    """`control`: by how much the client's control variate changed."""
+    """Reports `control [G]`, the change of the client's control variate."""
 
     def __call__(self, trained: Trained) -> Tensors:
         return {"control": trained.next_states[KEY]["control"] - trained.states[KEY]["control"]}
@@ -77,11 +81,14 @@ class ControlChange(Report, gives=("control",)):
 
 @dataclass(frozen=True)
 class ControlShare(Share, needs=("control",), gives=("shared control",)):
-    """`c <- c + sum of changes / N`, N being all clients: so `c` stays the mean of all `c_k`, absent clients included."""
+    """Sends `control [G]`: `c <- c + sum of changes / N`, for N clients.
+
+    So `c` stays the mean of all `c_k`, those of absent clients included.
+    """
 
     reads_updates: ClassVar[bool] = False
 
-    by_participants: bool = False  # divide by the round's participants instead
+    by_participants: bool = False  # divide by the number of the round's participants instead of N
 
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
         change = round.reports["control"].sum(0)
@@ -93,16 +100,20 @@ class ControlShare(Share, needs=("control",), gives=("shared control",)):
 @register(
     title="Control variates against the drift of local training",
     reference="Karimireddy et al., SCAFFOLD: stochastic controlled averaging for federated learning, ICML 2020",
-    # The mean control is a round old, and with momentum 0.9 a client follows it for about 28 learning rates: at 0.05 that
-    # is too far, and some seeds break down.
+    # The mean control is one round old. With momentum 0.9 a client moves along it by about 28 learning rates, which at
+    # the rate 0.05 is too far: training breaks down for some seeds.
     per_dataset={"scanners": {"momentum": False}},
 )
 def scaffold(
     server_lr: float | None = None, momentum: bool = True, variant: Literal["paper", "released"] = "paper"
 ) -> Method:
-    """Trains with SGD. `momentum=False` trains without momentum, as the paper; otherwise the run's is kept, and divided out
-    of the control variates. `variant="released"` follows a public benchmark's code: no momentum, no weight decay, `server_lr`
-    0.25, and the mean control taken over the round's participants. `server_lr` is 1 otherwise."""
+    """Every local gradient is corrected by `c - c_k`: the mean control variate minus the client's own.
+
+    The optimizer is SGD. `momentum=False` trains without momentum, as the paper does; otherwise the run's momentum is
+    kept, and its effect removed from the control variates. `server_lr` multiplies the direction; it is 1 by default.
+    `variant="released"` follows the code of a public benchmark: no momentum, no weight decay, a `server_lr` of 0.25,
+    and a mean control variate over the round's participants.
+    """
     released = variant == "released"
     rate = (0.25 if released else 1.0) if server_lr is None else server_lr
     require(rate > 0, "server_lr", "above 0", rate)

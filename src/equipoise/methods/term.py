@@ -1,4 +1,4 @@
-"""TERM: weights tilted towards large losses. Li, Beirami, Sanjabi, Smith, ICLR 2021."""
+"""TERM, tilted empirical risk minimization: weights tilted towards large losses. Li et al., ICLR 2021."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from equipoise.parts.weights import shares
 
 @dataclass(frozen=True)
 class Tilted(Weigh, needs=("samples", "loss")):
-    """`p_k exp(t F_k)`, normalised; `p_k` the share of samples."""
+    """Weights proportional to `p_k exp(t F_k)`, with the client's share of samples `p_k` and its loss `F_k`."""
 
-    t: float
+    t: float  # the tilt
 
     def __call__(self, round: Round, state: State) -> Weighed:
         loss = round.reports["loss"].double()
@@ -28,6 +28,9 @@ class Tilted(Weigh, needs=("samples", "loss")):
     reference="Li, Beirami, Sanjabi, Smith, Tilted empirical risk minimization, ICLR 2021",
 )
 def term(t: float = 0.1) -> Method:
-    """`t=0` is FedAvg; the larger `t`, the more the worst client counts."""
+    """Weights proportional to `p_k exp(t F_k)`, with shares of samples `p_k` and losses `F_k` of the received model.
+
+    `t=0` is FedAvg; the larger `t`, the more the client with the largest loss counts.
+    """
     require(t >= 0, "t", "at least 0", t)
     return Method(reports=(GlobalLoss(),), weigh=Tilted(t))

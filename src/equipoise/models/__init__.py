@@ -1,4 +1,4 @@
-"""Models. Each returns `Outputs`; those with a feature map are `Staged`."""
+"""Models. Each returns `Outputs`; those with feature maps derive from `Staged`."""
 
 from equipoise.models.adapt import adapt
 from equipoise.models.catalogue import MODELS, build_model

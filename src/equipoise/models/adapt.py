@@ -1,4 +1,4 @@
-"""A model of your own, with nothing to inherit: whatever maps a batch to logits."""
+"""Use a model of your own: any module that maps a batch of samples to logits. It need not derive from anything."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from equipoise.types import EquipoiseError, Outputs
 
 
 class Adapted(nn.Module):
-    """Calls a model, and notes what one of its layers takes in or gives out: the features."""
+    """A model that returns `Outputs`, around one that returns logits. The features are the input or output of one of
+    its layers."""
 
     def __init__(self, model: nn.Module, layer: str, of_input: bool) -> None:
         super().__init__()
@@ -18,6 +19,7 @@ class Adapted(nn.Module):
         self.of_input = of_input
 
     def forward(self, x: Tensor) -> Outputs:
+        """The model's logits `[batch, classes]`, and the features that the layer shows."""
         seen: list[Tensor] = []
 
         def note(_: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -39,10 +41,10 @@ class Adapted(nn.Module):
 
 
 def adapt(model: nn.Module, features: str | None = None) -> nn.Module:
-    """A model that returns logits as a plain tensor, as one that returns `Outputs`.
+    """Make a model that returns `Outputs` from one that returns logits as a plain tensor.
 
-    `features` names the layer whose output the features are, as `model.named_modules()` has it. Without it they are what the
-    last linear layer takes in. A run does this by itself for a model that returns a plain tensor.
+    `features` is the name, in `model.named_modules()`, of the layer whose output is used as the features. By default
+    they are the input of the last linear layer. A run adapts a model that returns a plain tensor by itself.
 
     >>> import torch
     >>> network = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))

@@ -1,4 +1,4 @@
-"""The models by name."""
+"""The models of the library by name."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from equipoise.grammar import Entry, Registry, parse_one
 from equipoise.models.resnet import resnet10, resnet12
 from equipoise.models.small import cnn, linear, mlp, small_cnn
 
-MODELS: Registry[nn.Module] = Registry("model")
+MODELS: Registry[nn.Module] = Registry("model")  # all models, by name
 
 
 def _register(function: Callable[..., nn.Module]) -> None:
@@ -24,7 +24,7 @@ for builder in (linear, mlp, cnn, resnet10, resnet12, small_cnn):
 
 
 def build_model(text: str, input_shape: tuple[int, ...], classes: int, seed: int = 0) -> nn.Module:
-    """A freshly initialised model from text such as `mlp(hidden=(64,))`.
+    """A freshly initialised model from text such as `mlp(hidden=(64,))`, for samples of shape `input_shape`.
 
     >>> sum(p.numel() for p in build_model("linear", (784,), 10).parameters())
     7850

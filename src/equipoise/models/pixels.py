@@ -1,4 +1,4 @@
-"""How images lie in memory."""
+"""The memory format of images and filters."""
 
 from __future__ import annotations
 
@@ -7,18 +7,19 @@ from torch import Tensor
 
 from equipoise.types import Tensors
 
-NARROW = 8  # input channels below which a 1x1 convolution is not safe pixel by pixel
+NARROW = 8  # a 1x1 convolution with fewer input channels is not safe in this format
 
 
 def store_by_pixel(params: Tensors, x: Tensor) -> tuple[Tensors, Tensor]:
-    """A model's filters and its images, stored pixel by pixel where that is safe, and as they are elsewhere.
+    """A model's parameters and its images in the channels-last memory format (all channels of a pixel side by side).
 
-    Convolutions and pooling then take about two thirds of the time on a CPU. For one model at a time: `vmap` has no such
-    memory format.
+    On a CPU, convolutions and pooling then take about two thirds of the time. It works for one model at a time, because
+    `vmap` has no such memory format.
 
-    The oneDNN of torch 2.13 writes past its buffers, and gives wrong gradients of the weights, in the backward pass of a
-    1x1 convolution with a stride and fewer than eight input channels whose tensors are stored so, on CPUs without AVX-512.
-    A layer passes its layout on to the next one, so a model with such filters stays as it is altogether.
+    A model with 1x1 convolutions of fewer than eight input channels is returned as it is. With the oneDNN of torch
+    2.13, on CPUs without AVX-512, the backward pass of such a convolution with a stride writes beyond its buffers and
+    gives wrong gradients in this format. As a layer passes its format on to the next one, no part of the model may use
+    it.
     """
     if any(value.dim() == 4 and value.shape[1] < NARROW and value.shape[2:] == (1, 1) for value in params.values()):
         return params, x
@@ -26,8 +27,10 @@ def store_by_pixel(params: Tensors, x: Tensor) -> tuple[Tensors, Tensor]:
 
 
 def _by_pixel(tensor: Tensor) -> Tensor:
-    """Images or filters `[n, channels, height, width]`; other tensors as they are. A tensor with one channel counts as
-    stored either way, and only a copy settles it."""
+    """A copy of images or filters `[n, channels, height, width]` in channels-last format; other tensors as they are.
+
+    The copy is explicit, because torch takes a tensor with one channel to be in both formats.
+    """
     if tensor.dim() != 4 or tensor.device.type != "cpu":
         return tensor
     return tensor.permute(0, 2, 3, 1).clone(memory_format=torch.contiguous_format).permute(0, 3, 1, 2)

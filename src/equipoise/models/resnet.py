@@ -1,7 +1,8 @@
-"""The residual networks of the domain-skew benchmarks, with a width of choice.
+"""The residual networks of the domain-skew benchmarks, of any width.
 
-A 3x3 convolution without pooling behind it, four stages of basic blocks of width 1, 2, 4 and 8 times `width`, the mean over
-the last feature map, a linear head. Not the ImageNet network, and ResNet-12 not the one of few-shot learning.
+They have a 3x3 convolution without pooling, four stages of basic blocks with 1, 2, 4 and 8 times `width` channels, the
+mean over the last feature map, and a linear head. They are not the networks for ImageNet, and ResNet-12 is not the one
+of few-shot learning.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from equipoise.grammar import require
 from equipoise.models.small import images
 from equipoise.models.staged import Staged
 
-Norm = Literal["batch", "group"]
-GROUPS = 8
+Norm = Literal["batch", "group"]  # batch or group normalisation
+GROUPS = 8  # of group normalisation
 
 
 def _norm(kind: Norm, channels: int) -> nn.Module:
@@ -24,7 +25,7 @@ def _norm(kind: Norm, channels: int) -> nn.Module:
 
 
 class Block(nn.Module):
-    """Two 3x3 convolutions and a shortcut, which is a 1x1 convolution where the shape changes."""
+    """A basic block: two 3x3 convolutions and a shortcut, which is a 1x1 convolution where the shape changes."""
 
     def __init__(self, channels: int, width: int, stride: int, norm: Norm) -> None:
         super().__init__()
@@ -39,6 +40,7 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        """Feature maps `[batch, width, height / stride, width / stride]` from `[batch, channels, height, width]`."""
         return F.relu(self.second(self.first(x)) + self.shortcut(x))
 
 
@@ -64,12 +66,14 @@ def _resnet(
 def resnet10(
     input_shape: tuple[int, ...], classes: int, width: int = 64, norm: Literal["batch", "group"] = "batch"
 ) -> nn.Module:
-    """ResNet-10: four stages of one block each; `norm="group"` has no statistics that clients could disagree about."""
+    """ResNet-10: four stages of one block each. `norm="group"` has no running statistics, which can differ by
+    client."""
     return _resnet("resnet10", input_shape, classes, (1, 1, 1, 1), width, norm)
 
 
 def resnet12(
     input_shape: tuple[int, ...], classes: int, width: int = 64, norm: Literal["batch", "group"] = "batch"
 ) -> nn.Module:
-    """ResNet-12: as ResNet-10, with a second block in the first stage."""
+    """ResNet-12: four stages of 2, 1, 1 and 1 blocks. `norm="group"` has no running statistics, which can differ by
+    client."""
     return _resnet("resnet12", input_shape, classes, (2, 1, 1, 1), width, norm)

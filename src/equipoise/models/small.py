@@ -27,32 +27,37 @@ class MLP(nn.Module):
         self.head = nn.Linear(widths[-1], classes)
 
     def forward(self, x: Tensor) -> Outputs:
+        """Logits `[batch, classes]`, and the last hidden layer as features. Samples are flattened."""
         features = self.body(x.flatten(1))
         return Outputs(self.head(features), features)
 
-    # The same for many networks at once, which saves most of what `vmap` and autograd cost: parameters `[m, ...]`, samples
-    # `[m, batch, ...]`.
+    # The following computes many networks at once, from parameters `[m, ...]` and samples `[m, batch, ...]`. It avoids
+    # most of the cost of `vmap` and autograd.
 
     @property
     def stacks(self) -> bool:
-        """Whether that is so: a wrap may have put other layers in the place of these, a user may have frozen some."""
+        """Whether `stacked` and `factored` can be used: all layers are still plain ones with a bias, and none is
+        frozen."""
         linear = [layer for layer in (*self.body, self.head) if not isinstance(layer, nn.ReLU)]
         plain = all(type(layer) is nn.Linear and layer.bias is not None for layer in linear)
         return plain and all(value.requires_grad for value in self.parameters())
 
     def stacked(self, params: Tensors, x: Tensor) -> Outputs:
-        """Outputs with a leading client axis."""
+        """The outputs of m networks, with a leading axis, from parameters `[m, ...]` and samples `[m, batch, ...]`."""
         return self.factored(params)(x).out
 
     def factored(self, params: Tensors) -> Callable[[Tensor], Factored]:
-        """The same, with the way back."""
+        """A function of samples `[m, batch, ...]` that does the forward pass of m networks with parameters `[m, ...]`.
+
+        Its result also has the function for the backward pass, which gives gradients as factors.
+        """
         names = [*(f"body.{i}" for i in range(0, len(self.body), 2)), "head"]
         weights = [params[f"{name}.weight"] for name in names]
         turned = [weight.mT for weight in weights]
         biases = [params[f"{name}.bias"].unsqueeze(1) for name in names]
 
         def forward(x: Tensor) -> Factored:
-            inputs = [x.flatten(2)]  # of every layer
+            inputs = [x.flatten(2)]  # the input of every layer
             for i in range(len(names) - 1):
                 inputs.append(torch.baddbmm(biases[i], inputs[i], turned[i]).relu_())
 
@@ -63,7 +68,7 @@ class MLP(nn.Module):
                     delta = torch.bmm(delta, weights[i])
                     if i == len(names) - 1 and gradient.features is not None:
                         delta += gradient.features
-                    delta *= inputs[i].sign()  # ReLU's slope: twice as quick as a mask, and quicker than autograd's own
+                    delta *= inputs[i].sign()  # the derivative of ReLU; twice as fast as a mask
                     layers[names[i - 1]] = (delta, inputs[i - 1])
                 return layers
 
@@ -73,7 +78,8 @@ class MLP(nn.Module):
 
 
 class Probabilities(nn.Module):
-    """A model whose outputs go through a softmax, before a loss that has one of its own: as FedFV's release has it."""
+    """A model whose logits are replaced by their softmax, although the loss has a softmax itself, as in FedFV's public
+    code."""
 
     def __init__(self, model: nn.Module, spare_outputs: int = 0) -> None:
         super().__init__()
@@ -81,12 +87,16 @@ class Probabilities(nn.Module):
         self.spare_outputs = spare_outputs
 
     def forward(self, x: Tensor) -> Outputs:
+        """The model's outputs, with probabilities in the place of logits."""
         out = self.model(x)
         return out._replace(logits=out.logits.softmax(-1))
 
 
 def linear(input_shape: tuple[int, ...], classes: int, double_softmax: bool = False) -> nn.Module:
-    """Multinomial logistic regression."""
+    """Multinomial logistic regression.
+
+    `double_softmax` applies a softmax before the loss, which has one itself, as FedFV's public code does.
+    """
     model = MLP(prod(input_shape), (), classes)
     return Probabilities(model) if double_softmax else model
 
@@ -94,7 +104,11 @@ def linear(input_shape: tuple[int, ...], classes: int, double_softmax: bool = Fa
 def mlp(
     input_shape: tuple[int, ...], classes: int, hidden: tuple[int, ...] = (200, 200), double_softmax: bool = False
 ) -> nn.Module:
-    """A multi-layer perceptron with ReLU; its default layers are those of FedFE and FedFV for CIFAR-10."""
+    """A multi-layer perceptron with ReLU; its default layers are those of FedFE and FedFV for CIFAR-10.
+
+    `hidden` are the widths of the hidden layers. `double_softmax` applies a softmax before the loss, which has one
+    itself, as FedFV's public code does.
+    """
     require(all(width >= 1 for width in hidden), "hidden", "widths of at least 1", hidden)
     model = MLP(prod(input_shape), hidden, classes)
     return Probabilities(model) if double_softmax else model
@@ -108,9 +122,11 @@ def cnn(
     double_softmax: bool = False,
     spare: int = 0,
 ) -> nn.Module:
-    """McMahan's network: 5x5 convolutions of 32 and 64 channels, each with pooling, a layer of 512; `padded=False` is FedFE's.
+    """McMahan's network: 5x5 convolutions of 32 and 64 channels, each with pooling, and a layer of 512.
 
-    `spare` outputs belong to no class: FedFV's release has 52 of them for the ten digits.
+    `padded=False` leaves out the padding, as in FedFE. `hidden` is the width of the last hidden layer. `double_softmax`
+    applies a softmax before the loss, which has one itself, as FedFV's public code does. `spare` outputs belong to no
+    class: that code has 52 of them for the ten digits.
     """
     channels, height, breadth = images(input_shape, "cnn")
     require(spare >= 0, "spare", "at least 0", spare)
@@ -129,7 +145,7 @@ def cnn(
 
 
 def small_cnn(input_shape: tuple[int, ...], classes: int, width: int = 16) -> nn.Module:
-    """Two 3x3 convolutions of `width` and `2 * width` channels with pooling between them, for images of 8x8 and up."""
+    """Two 3x3 convolutions of `width` and `2 * width` channels with pooling between them, for images of 8x8 or more."""
     channels, height, breadth = images(input_shape, "small_cnn")
     require(width >= 1, "width", "at least 1", width)
     first = nn.Sequential(nn.Conv2d(channels, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))
@@ -139,7 +155,7 @@ def small_cnn(input_shape: tuple[int, ...], classes: int, width: int = 16) -> nn
 
 
 def images(shape: tuple[int, ...], model: str) -> tuple[int, int, int]:
-    """Channels, height and width, or an error that says what the model is for."""
+    """Channels, height and width of images; an error that names the model if samples have another shape."""
     if len(shape) != 3:
         raise EquipoiseError(
             f"Model `{model}` is for images [channels, height, width]. Found samples of shape {shape}: use `mlp` or `linear`."

@@ -1,4 +1,4 @@
-"""A model in stages: what methods that work on feature maps need."""
+"""A model made of stages, for methods that work on feature maps."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from equipoise.types import Outputs
 
 
 class Staged(nn.Module):
-    """Stages that map feature maps to feature maps, a pooling (with layers of its own behind it, if need be), a head."""
+    """Stages that map feature maps to feature maps, a pooling with an optional neck of layers after it, and a head."""
 
-    spare_outputs: int = 0  # outputs of the head beyond one a class
+    spare_outputs: int = 0  # outputs of the head that belong to no class
 
     def __init__(
         self,
@@ -29,10 +29,12 @@ class Staged(nn.Module):
         self.pooling = pooling
 
     def pool(self, map: Tensor) -> Tensor:
-        """The feature vector of the last feature map."""
+        """The features `[batch, width]` of the last feature map `[batch, channels, height, width]`: pooling and
+        neck."""
         return self.neck(map.mean((2, 3)) if self.pooling == "mean" else map.flatten(1))
 
     def forward(self, x: Tensor) -> Outputs:
+        """Logits, features, the last feature map, and the map after each stage."""
         layers = []
         for stage in self.stages:
             x = stage(x)

@@ -1,1 +1,1 @@
-"""Building blocks that two or more methods share, a file a role."""
+"""Building blocks that two or more methods share, in one file per topic."""

@@ -1,4 +1,4 @@
-"""Points that stand for classes: distances between them, losses with a margin, and small server models that make them."""
+"""Anchors: points in feature space that stand for classes. Distances, a loss with a margin, a net that learns them."""
 
 from __future__ import annotations
 
@@ -13,24 +13,30 @@ from equipoise.types import EquipoiseError, State, Tensors
 
 
 def distances(a: Tensor, b: Tensor) -> Tensor:
-    """Euclidean distances `[n, C]`, with a finite slope where two points coincide."""
+    """Euclidean distances `[n, C]` between `a [n, F]` and `b [C, F]`, with a finite gradient where points coincide."""
     return ((a[:, None] - b[None]).square().sum(-1) + 1e-12).sqrt()
 
 
 def margin_losses(points: Tensor, anchors: Tensor, y: Tensor, margin: Tensor | float) -> Tensor:
-    """Cross-entropy `[n]` of the logits `-(||point - anchor_c|| + margin [c = y])`."""
+    """The cross-entropy `[n]` of the logits `-(||point - anchor_c|| + margin [c = y])`.
+
+    So each of the points `[n, F]` must be nearer to its own class's anchor than to any other, by the margin.
+    """
     logits = -(distances(points, anchors) + margin * F.one_hot(y, len(anchors)))
     return F.cross_entropy(logits, y, reduction="none")
 
 
 def nearest_others(anchors: Tensor, known: Tensor) -> Tensor:
-    """For each class the distance to the nearest other known one; infinite for a class that is unknown or alone."""
+    """For each class, the distance from its anchor to the nearest anchor of another known class, `[C]`.
+
+    `known [C]` is 1 for known classes. The distance is infinite for an unknown class, and if no other class is known.
+    """
     between = known[:, None] * known[None] * (1 - torch.eye(len(anchors)).to(known))
     return torch.where(between > 0, distances(anchors, anchors), torch.inf).amin(1)
 
 
 def mean_gap(anchors: Tensor, known: Tensor) -> Tensor:
-    """Mean over the known classes of the distance to the nearest other one; zero when there are no two.
+    """The mean of `nearest_others` over the known classes; zero if fewer than two are known.
 
     >>> mean_gap(torch.tensor([[0.0, 0.0], [3.0, 4.0], [9.0, 9.0]]), torch.tensor([1.0, 1.0, 0.0]))
     tensor(5.)
@@ -41,19 +47,22 @@ def mean_gap(anchors: Tensor, known: Tensor) -> Tensor:
 
 
 def linear_head(tensors: Tensors, who: str) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of the model's classifier, a linear layer called `head` (the outermost one)."""
+    """Weight `[C, F]` and bias `[C]` of the model's classifier, the outermost linear layer called `head`.
+
+    `who` is the method that needs it, for the error if there is no such layer.
+    """
     weights = [name for name in tensors if f".{name}".endswith(".head.weight") and tensors[name].dim() == 2]
     if not weights:
         raise EquipoiseError(
-            f"{who} needs a model whose classifier is a linear layer called `head`. Found {', '.join(tensors)}: name yours so, "
-            "or use one of `equipoise models`."
+            f"{who} needs a model whose classifier is a linear layer called `head`. Found {', '.join(tensors)}: call yours "
+            "`head`, or use one of `equipoise models`."
         )
     weight = min(weights, key=lambda name: name.count("."))
     return tensors[weight], tensors.get(weight.removesuffix("weight") + "bias")
 
 
 class AnchorNet(nn.Module):
-    """A vector a class through a perceptron with one hidden layer."""
+    """Makes one anchor per class: a learned vector per class, passed through a perceptron with one hidden layer."""
 
     def __init__(self, classes: int, width: int) -> None:
         super().__init__()
@@ -61,6 +70,7 @@ class AnchorNet(nn.Module):
         self.net = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width))
 
     def forward(self) -> Tensor:
+        """The anchors `[C, width]`."""
         return self.net(self.start)
 
 
@@ -74,9 +84,17 @@ def train_anchors(
     steps: int,
     lr: float,
 ) -> tuple[Tensor, Tensors]:
-    """Go on training a server's `AnchorNet` by gradient steps: the anchors, and the net's tensors for next round.
+    """Continue to train the server's `AnchorNet` by SGD. Returns the anchors `[C, width]` and the net's tensors.
 
-    `losses(net, step)` gives the loss of one step; `net()` the anchors as they are.
+    Args:
+        classes: number of anchors.
+        width: length of each anchor.
+        state: the net's tensors of the round before. In the first round it is empty, and the net is drawn from `seed`.
+        seed: the seed path of the net's first tensors.
+        like: a tensor whose type and device the net gets.
+        losses: `losses(net, step)` is the loss of one step; `net()` gives the current anchors.
+        steps: number of SGD steps.
+        lr: learning rate.
     """
     net = seeds.build_from_seed(lambda: AnchorNet(classes, width), *seed).to(like)
     net.load_state_dict({name: state.get(name, value) for name, value in net.state_dict().items()})

@@ -1,6 +1,7 @@
-"""Projections against conflicting updates, among a round's clients (FedFV, FedFE) and against absent ones.
+"""Projections that remove conflicts between updates, among a round's clients and with absent clients (FedFV, FedFE).
 
-Both work on inner products: an update is a row of coefficients over the reported ones.
+Two updates conflict if their inner product is negative. Only inner products are needed: a projected update is a row of
+coefficients over the reported updates.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ Order = Literal["ascending", "descending", "random"]
 
 
 def project_conflicts(gram: Tensor, order: Tensor, projected: Tensor) -> Tensor:
-    """Coefficients `[m, m]` of the projected updates.
+    """The coefficients `[m, m]` of the updates after projection, from their inner products `gram [m, m]`.
 
-    Each projected update k goes through all others j in `order` and, wherever the two conflict, gives up its part along
-    the *original* update j.
+    Each update k for which `projected [m]` is True goes through all others j in `order [m]`. Wherever the two conflict,
+    its component along the *original* update j is removed.
 
     >>> opposed = torch.tensor([[1.0, -1.0], [-1.0, 2.0]])
     >>> project_conflicts(opposed, torch.tensor([0, 1]), torch.tensor([True, True]))
@@ -46,15 +47,15 @@ def project_conflicts(gram: Tensor, order: Tensor, projected: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class InternalConflicts(Shape, needs=("loss",)):
-    """Projects the updates of all but the kept clients, in the order of their losses.
+    """Removes from the clients' updates what conflicts with the updates of others, except for the clients that are
+    kept.
 
-    `alpha` keeps the share of clients with the largest losses as they are; `project_first=n` instead projects the first n
-    of the order.
+    The updates of others are gone through in the order of the clients' losses.
     """
 
-    alpha: float = 0.1
-    order: Order = "ascending"
-    project_first: int | None = None
+    alpha: float = 0.1  # the share of clients, those with the largest losses, whose updates are kept as they are
+    order: Order = "ascending"  # of the losses
+    project_first: int | None = None  # project the updates of only the first so many clients, in place of `alpha`
 
     def __call__(self, round: Round, state: State) -> Shaped:
         loss = round.reports["loss"]
@@ -74,15 +75,18 @@ class InternalConflicts(Shape, needs=("loss",)):
 
 @dataclass(frozen=True)
 class ExternalConflicts(Step):
-    """Projects the direction against the last updates of clients that were seen 1 to `tau` rounds ago, but not now.
+    """Removes from the direction what conflicts with the last updates of recently absent clients.
 
-    Oldest round first; of each round, against the sum of those updates that conflict. Keeps the rows of `tau` rounds.
+    These are clients that last took part 1 to `tau` rounds ago. Round by round, the oldest first, the direction's
+    component along the sum of those updates that conflict with it is removed. The server keeps the updates of `tau`
+    rounds.
     """
 
-    tau: int
+    tau: int  # how many rounds back; 0: the direction is left as it is
 
     @property
     def remembers(self) -> str:
+        """Each client's last update, unless `tau` is 0."""
         return "its last update" if self.tau else ""
 
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
@@ -102,7 +106,7 @@ class ExternalConflicts(Step):
 
 
 def _project_against(direction: Tensor, rows: Tensor, age: list[int]) -> Tensor:
-    """One projection a past round, with all inner products taken beforehand."""
+    """One projection per past round. All inner products are computed first, so that the rows are read only once."""
     along = products(rows, direction)
     between = gram(rows)
     ages = torch.tensor(age)

@@ -1,8 +1,8 @@
-"""The diagonal of the empirical Fisher matrix, exactly: the mean over samples of the squared gradient of the loss.
+"""The diagonal of the empirical Fisher matrix: the mean over samples of the squared gradient of the loss, exactly.
 
-One forward and one backward pass give every layer its input and the gradient of its output; a rule per kind of layer turns
-the two into the sum over samples of squared per-sample gradients. A model with a parameter that no rule covers goes through
-`vmap(grad)`, which is general and slower.
+One forward and one backward pass give the input of every layer and the gradient of its output. A rule per type of layer
+computes from the two the sum over samples of the squared gradient of each sample. Models that these rules do not cover
+are differentiated sample by sample with `vmap(grad)`, which is slower.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from equipoise.roles import Report
 from equipoise.types import EquipoiseError, Samples, Tensors, Trained
 
 SAMPLES_AT_ONCE = 256
-ENTRIES_AT_ONCE = 1 << 24  # of the per-sample gradients of a convolution, or of its patches, that are held at a time
+ENTRIES_AT_ONCE = 1 << 24  # entries of a convolution's per-sample gradients, or of its patches, held at once
 
-# Whether the rules hold depends on how a model is built, not on its weights or samples: one trial is enough.
+# Whether the rules hold for a model. It depends on its structure, not on weights or samples, so one trial is enough.
 _TRIED: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
-Rule = Callable[
-    [Any, Tensors, Tensor, Tensor], Tensors
-]  # (layer, its tensors, input, output gradient) -> sums of squares
+# (layer, its tensors, its input, the gradient of its output) -> for each of its parameters, the sum over samples of the
+# squared gradient.
+Rule = Callable[[Any, Tensors, Tensor, Tensor], Tensors]
 
 
 def _linear(layer: nn.Linear, own: Tensors, inputs: Tensor, gradient: Tensor) -> Tensors:
     if inputs.dim() == 2:
         sums = {"weight": gradient.square().T @ inputs.square(), "bias": gradient.square().sum(0)}
-    else:  # one sample passes the layer at several positions
+    else:  # the layer is applied to several positions of each sample
         inputs, gradient = inputs.flatten(1, -2), gradient.flatten(1, -2)
         sums = {"weight": (gradient.mT @ inputs).square().sum(0), "bias": gradient.sum(1).square().sum(0)}
     return {name: sums[name] for name in own}
@@ -60,7 +60,7 @@ def _convolution(layer: nn.Conv2d, own: Tensors, inputs: Tensor, gradient: Tenso
 
 
 def _normalisation(layer: nn.Module, own: Tensors, normalised: Tensor, gradient: Tensor) -> Tensors:
-    """An affine map of channels: `weight * normalised + bias`."""
+    """The rule of an affine map per channel, `weight * normalised + bias`."""
     places = (*gradient.shape[:2], -1)
     product, gradient = (normalised * gradient).reshape(places), gradient.reshape(places)
     return {"weight": product.sum(2).square().sum(0), "bias": gradient.sum(2).square().sum(0)}
@@ -76,6 +76,7 @@ def _group_norm(layer: nn.GroupNorm, own: Tensors, inputs: Tensor, gradient: Ten
     return _normalisation(layer, own, F.group_norm(inputs, layer.num_groups, eps=layer.eps), gradient)
 
 
+# Type of layer -> its rule.
 RULES: dict[type[nn.Module], Rule] = {
     nn.Linear: _linear,
     nn.Conv2d: _convolution,
@@ -100,7 +101,7 @@ def _rule(layer: nn.Module) -> Rule | None:
 
 
 def squared_gradient_sums(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> Tensors:
-    """For each parameter, the sum over samples of the squared gradient of that sample's cross-entropy."""
+    """For each parameter, the sum over samples of the squared gradient of the sample's cross-entropy."""
     holds = _TRIED.get(model)
     if holds is None:
         holds, tells = rules_hold(model, params, buffers, x, y)
@@ -110,10 +111,12 @@ def squared_gradient_sums(model: nn.Module, params: Tensors, buffers: Tensors, x
 
 
 def rules_hold(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> tuple[bool, bool]:
-    """Whether the rules cover this model, tried on two of the samples; and whether these tell it for all others.
+    """Whether the rules give the right result for this model; and whether the trial, on two of the samples, was
+    conclusive.
 
-    They do not when a layer acts twice on the loss or shares its weights, when samples are not along its first axis, when its
-    output is overwritten in place, or when a parameter is used without calling its layer.
+    The rules fail if a layer is called twice or shares its weights, if samples do not lie along its first axis, if its
+    output is overwritten in place, or if a parameter is used without calling its layer. A trial is not conclusive with
+    a single sample, or if the gradient of a parameter is zero or infinite.
     """
     if any(_rule(layer) is None for layer in _layers(model).values()):
         return False, True
@@ -145,7 +148,7 @@ def _by_layers(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y
         gradients: tuple[Tensor | None, ...] = torch.autograd.grad(loss, outputs, allow_unused=True)
     sums = {name: torch.zeros_like(value) for name, value in params.items()}
     for (name, inputs, _), gradient in zip(seen, gradients, strict=True):
-        if gradient is None:  # the layer does not act on the loss
+        if gradient is None:  # the loss does not depend on the layer
             continue
         prefix = f"{name}." if name else ""
         own = {n.removeprefix(prefix): t for n, t in {**params, **buffers}.items() if n.rpartition(".")[0] == name}
@@ -168,13 +171,13 @@ def _by_vmap(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y: 
 
 @dataclass(frozen=True)
 class Fisher(Report, gives=("fisher",)):
-    """`fisher`: per-sample squared gradients (`fim="sample"`), or squares of batch gradients (`fim="batch"`)."""
+    """Reports `fisher [G]`, the diagonal of the empirical Fisher matrix at the trained model, in eval mode."""
 
     stacks = False
 
-    fim: Literal["sample", "batch"] = "sample"
-    samples: int | None = None  # a random part of the client's data; None: all of it
-    batch: int = 64
+    fim: Literal["sample", "batch"] = "sample"  # square the gradient of each sample, or that of each batch
+    samples: int | None = None  # how many of the client's samples are used, drawn at random; None: all of them
+    batch: int = 64  # size of a batch with `fim="batch"`
 
     def __call__(self, trained: Trained) -> Tensors:
         index = trained.train.positions
@@ -186,7 +189,7 @@ class Fisher(Report, gives=("fisher",)):
             for x, y, _ in trained.chunks(Samples(part, None)):
                 if self.fim == "sample":
                     total += trained.layout.join(squared_gradient_sums(*model, x, y))
-                else:  # a smaller last batch counts by its size
+                else:  # a batch counts by its size: the last one may be smaller
                     total += len(y) * trained.layout.join(_squared_mean_gradient(trained, x, y))
         return {"fisher": total / len(index)}
 

@@ -1,4 +1,4 @@
-"""Shaped updates and weights -> one direction."""
+"""Merges: how the shaped updates and the weights become one direction."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from equipoise.updates import column_chunks
 
 @dataclass(frozen=True)
 class WeightedSum(Merge):
-    """`sum_k w_k D_k`."""
+    """The weighted sum of the updates, `sum_k w_k D_k`. This is FedAvg's merge."""
 
     rank: ClassVar[int] = 0
 
@@ -25,12 +25,15 @@ class WeightedSum(Merge):
 
 @dataclass(frozen=True)
 class MaskedMean(Merge, needs=("mask", "non-negative weights")):
-    """Entry by entry the weighted mean over the clients that kept it, times the sum of all weights (one, on the simplex); an
-    entry that nobody kept does not move. Where everybody keeps everything it is the weighted sum."""
+    """For each entry, the weighted mean over the clients whose mask keeps it, times the sum of all weights.
+
+    `d_i = sum_j w_j * sum_k m_ki w_k D_ki / sum_k m_ki w_k`. An entry that no client keeps does not move. Without
+    masked entries this is the weighted sum.
+    """
 
     def __call__(self, round: Round, weights: Tensor) -> Merged:
         rows, mask = round.updates.rows, round.updates.mask
-        assert mask is not None  # what gives `mask` sets it
+        assert mask is not None  # the part that gives "mask" sets it
         scale = float(weights.sum())
         weights = weights.to(rows.dtype)
         direction = torch.empty_like(rows[0])

@@ -1,6 +1,6 @@
-"""The point of a simplex of vectors that lies nearest to the origin, from their Gram matrix alone.
+"""Min-norm weights: the convex combination of some vectors that is nearest to the origin, from their Gram matrix A.
 
-`min w'Aw` over `w >= 0, sum w = 1`: the weights of MGDA, FedMGDA+ and FedEquilibria.
+They minimise `w'Aw` over `w >= 0, sum w = 1`. MGDA, FedMGDA+, FedEquilibria, FedLF and FDSE use them.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ Matrix = NDArray[np.float64]
 Vector = NDArray[np.float64]
 
 OPTIMAL = 1e-10  # how far (Aw)_j may lie below w'Aw, relative to w'Aw
-IDENTICAL = 1e-14  # squared distance, relative to the squared length, below which two vectors count as one
+IDENTICAL = 1e-14  # squared distance, relative to the squared norms, below which two vectors count as identical
 
 
 def min_norm_weights(gram: Tensor) -> Tensor:
-    """Weights `[m]` on the simplex that minimise `w'Aw`. Identical vectors get equal weights.
+    """The weights `[m]` with `w >= 0, sum w = 1` that minimise `w'Aw`, for `gram` A `[m, m]`.
+
+    Identical vectors get equal weights.
 
     >>> min_norm_weights(torch.tensor([[1.0, 0.0], [0.0, 4.0]]))
     tensor([0.8000, 0.2000], dtype=torch.float64)
@@ -29,7 +31,9 @@ def min_norm_weights(gram: Tensor) -> Tensor:
 
 
 def boxed_min_norm_weights(gram: Tensor, low: Tensor, high: Tensor) -> Tensor:
-    """The same among the weights with `low <= w <= high` (FedMGDA+). The box must hold a point that sums to one.
+    """The weights `[m]` with `low <= w <= high, sum w = 1` that minimise `w'Aw`, for `gram` A `[m, m]` (FedMGDA+).
+
+    There must be such weights: `low` must sum to at most one, and `high` to at least one.
 
     >>> low, high = torch.tensor([0.4, 0.4]), torch.tensor([0.6, 0.6])
     >>> boxed_min_norm_weights(torch.tensor([[1.0, 0.0], [0.0, 4.0]]), low, high)
@@ -41,16 +45,18 @@ def boxed_min_norm_weights(gram: Tensor, low: Tensor, high: Tensor) -> Tensor:
 
 
 def _active_set(A: Matrix, low: Vector, high: Vector) -> Vector:
-    """A primal active-set method: solve for the free weights, stop at the first bound, let go of a bound that pulls inwards.
+    """A primal active-set method.
 
-    A small ridge makes the answer unique, so that identical clients are treated alike.
+    It solves for the free weights, moves towards the solution until the first weight meets a bound, and frees a weight
+    at a bound when the objective falls by leaving it. A small ridge makes the solution unique, so that identical
+    clients get equal weights.
     """
     m = len(A)
     A = A / max(float(A.diagonal().max()), np.finfo(np.float64).tiny) + 1e-10 * np.eye(m)
     room = high - low
     w: Vector = low + room * (
         (1 - low.sum()) / max(float(room.sum()), np.finfo(np.float64).tiny)
-    )  # inside, sums to one
+    )  # within the bounds, and sums to one
     free = room > 1e-15
     for _ in range(50 * m + 50):
         target = _on_face(A, w, free)
@@ -66,7 +72,7 @@ def _active_set(A: Matrix, low: Vector, high: Vector) -> Vector:
             continue
         w = target
         slope = A @ w
-        if not free.any():  # one weight alone cannot leave its bound: the sum is fixed
+        if not free.any():  # the sum is fixed, so weights leave their bounds in pairs
             rises, falls = ((w < high) & (room > 1e-15), (w > low) & (room > 1e-15))
             pair = int(np.where(rises, slope, np.inf).argmin()), int(np.where(falls, slope, -np.inf).argmax())
             if not (rises.any() and falls.any()) or slope[pair[1]] - slope[pair[0]] <= 1e-12:
@@ -74,7 +80,7 @@ def _active_set(A: Matrix, low: Vector, high: Vector) -> Vector:
             free[list(pair)] = True
             continue
         level = slope[free].mean()
-        pull = np.where(w <= low, level - slope, slope - level)  # how much leaving its bound would gain
+        pull = np.where(w <= low, level - slope, slope - level)  # the gain from leaving the bound
         pull[free | (room <= 1e-15)] = -np.inf
         best = int(pull.argmax())
         if pull[best] <= 1e-12:
@@ -84,7 +90,7 @@ def _active_set(A: Matrix, low: Vector, high: Vector) -> Vector:
 
 
 def _on_face(A: Matrix, w: Vector, free: NDArray[np.bool_]) -> Vector:
-    """The best weights when all but the free ones stay as they are."""
+    """The best weights when only the free ones may change."""
     n = int(free.sum())
     if n < 2:  # the sum is fixed: a single weight cannot move
         return w
@@ -98,20 +104,20 @@ def _on_face(A: Matrix, w: Vector, free: NDArray[np.bool_]) -> Vector:
 
 def _solve(A: Matrix) -> Vector:
     diagonal = A.diagonal()
-    if (diagonal <= 0).any():  # a zero vector is the nearest point itself
+    if (diagonal <= 0).any():  # a zero vector is itself the nearest point
         return np.where(diagonal <= 0, 1.0, 0.0) / (diagonal <= 0).sum()
     groups = _groups_of_identical(A)
     first = np.unique(groups)
     weights = np.zeros(len(A))
     weights[first] = _solve_distinct(A[np.ix_(first, first)])
     sizes = np.bincount(groups, minlength=len(A))
-    weights = (weights / np.maximum(sizes, 1))[groups]  # a group's weight, split evenly
-    # Merging is exact for identical vectors. Should two have been merged that differ just enough to matter, do without.
+    weights = (weights / np.maximum(sizes, 1))[groups]  # the weight of a group is split evenly
+    # Grouping is exact for identical vectors. If vectors were grouped that differ too much, solve without groups.
     return weights if len(first) == len(A) or _is_optimal(A, weights) else _solve_distinct(A)
 
 
 def _groups_of_identical(A: Matrix) -> NDArray[np.intp]:
-    """For each vector the position of the first one identical to it."""
+    """For each vector, the position of the first vector that is identical to it."""
     diagonal = A.diagonal()
     distance = diagonal[:, None] + diagonal[None, :] - 2 * A
     same = distance <= IDENTICAL * np.sqrt(np.outer(diagonal, diagonal))
@@ -137,9 +143,9 @@ def _is_optimal(A: Matrix, w: Vector) -> bool:
 def _block_pivoting(A: Matrix) -> Vector | None:
     """Principal pivoting on the complementarity problem `x >= 0, Rx - s >= 0, x'(Rx - s) = 0`.
 
-    `R` is A scaled to a unit diagonal, `s` the inverse lengths; then `w` is `s * x` normalised. Exchanges whole blocks of
-    violated constraints while that makes progress, and single ones when it does not (Júdice and Pires, 1994), so that it
-    ends in a finite number of steps when A is positive definite. None: the limit of steps was reached.
+    `R` is A scaled to a unit diagonal and `s` holds the inverse norms; then `w` is `s * x`, normalised. It exchanges
+    whole blocks of violated constraints while that makes progress, and single ones otherwise (Júdice and Pires, 1994),
+    so that it ends after finitely many iterations if A is positive definite. None: the limit on iterations was reached.
     """
     m = len(A)
     s = 1 / np.sqrt(A.diagonal())
@@ -171,7 +177,7 @@ def _block_pivoting(A: Matrix) -> Vector | None:
 
 def _cholesky_solve(M: Matrix, b: Vector) -> Vector:
     lower = np.linalg.cholesky(M)
-    if lower.diagonal().min() < 1e-6:  # squared: the condition number is beyond 1e12
+    if lower.diagonal().min() < 1e-6:  # the condition number is then above 1e12
         raise np.linalg.LinAlgError("nearly singular")
     x: Vector = np.linalg.solve(lower.T, np.linalg.solve(lower, b))
     correction: Vector = np.linalg.solve(lower.T, np.linalg.solve(lower, b - M @ x))
@@ -179,7 +185,7 @@ def _cholesky_solve(M: Matrix, b: Vector) -> Vector:
 
 
 def _wolfe(A: Matrix) -> Vector:
-    """Wolfe's nearest-point algorithm (1976): works for linearly dependent vectors, one vector at a time."""
+    """Wolfe's nearest-point algorithm (1976), which also works for linearly dependent vectors."""
     A = A / A.diagonal().max()
     m = len(A)
     w = np.zeros(m)
@@ -212,7 +218,7 @@ def _wolfe(A: Matrix) -> Vector:
 
 
 def _nearest_affine(A: Matrix) -> Vector:
-    """The nearest point of the affine hull: `sum w = 1` without `w >= 0`."""
+    """The weights of the nearest point of the affine hull: `sum w = 1`, without `w >= 0`."""
     n = len(A)
     bordered = np.zeros((n + 1, n + 1))
     bordered[:n, :n], bordered[n, :n], bordered[:n, n] = A, 1.0, 1.0

@@ -1,4 +1,4 @@
-"""Class prototypes: what clients report, what the server remembers and sends down, and the pull towards them."""
+"""Class prototypes, the mean features per class: reported by clients, combined by the server, used in a local loss."""
 
 from __future__ import annotations
 
@@ -12,12 +12,15 @@ from torch import Tensor
 from equipoise.roles import Report, Share, Term
 from equipoise.types import Local, Remembered, Round, Sent, State, Tensors, Trained
 
-LAST_PROTOTYPES = "its last prototypes"  # what parts that use `last_prototypes` remember of a client
+LAST_PROTOTYPES = "its last prototypes"  # `Part.remembers` of parts that use `last_prototypes`
 
 
 def class_means(trained: Trained) -> tuple[Tensor, Tensor]:
-    """Mean feature of each class `[C, F]` (zero where the client has none) and the samples behind it `[C]`: the trained
-    model in eval mode on the whole training data."""
+    """The client's mean feature per class `[C, F]`, and the number of samples behind each `[C]`.
+
+    They are those of the trained model, in eval mode, on all training data. The mean is zero where a client has no
+    sample.
+    """
     sums, counts = torch.zeros(()), torch.zeros(())
     for x, y, valid in trained.chunks(trained.train):
         features = trained.apply(trained.params, trained.buffers, x).features
@@ -29,7 +32,7 @@ def class_means(trained: Trained) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class ClassMeans(Report, gives=("prototypes", "prototype_counts")):
-    """`prototypes` and `prototype_counts`."""
+    """Reports `prototypes [C, F]`, the mean feature per class, and `prototype_counts [C]`, the samples behind them."""
 
     def __call__(self, trained: Trained) -> Tensors:
         means, counts = class_means(trained)
@@ -37,14 +40,17 @@ class ClassMeans(Report, gives=("prototypes", "prototype_counts")):
 
 
 def last_prototypes(round: Round, state: State) -> tuple[Tensor, Tensor, Remembered]:
-    """Prototypes `[n, C, F]` and counts `[n, C]` of all clients seen so far, each as it last reported them."""
+    """The last prototypes `[n, C, F]` and counts `[n, C]` of all n clients that ever took part, and the next state."""
     means = state.rows("prototypes").put(round.clients, round.reports["prototypes"])
     counts = state.rows("counts").put(round.clients, round.reports["prototype_counts"])
     return means.take(means), counts.take(counts), {"prototypes": means, "counts": counts}
 
 
 def mean_prototypes(prototypes: Tensor, counts: Tensor, by: Literal["owners", "counts"] = "owners") -> Tensor:
-    """One prototype per class `[C, F]`: the mean over its owners, each alike or by its number of samples."""
+    """One prototype per class `[C, F]`: the mean over the clients that have samples of the class.
+
+    They count equally (`by="owners"`), or by their number of samples of the class (`by="counts"`).
+    """
     weights = counts if by == "counts" else (counts > 0).to(counts.dtype)
     return torch.einsum("nc,ncf->cf", weights, prototypes) / weights.sum(0).clamp(min=1)[:, None]
 
@@ -53,16 +59,19 @@ def mean_prototypes(prototypes: Tensor, counts: Tensor, by: Literal["owners", "c
 class PrototypeShare(
     Share, needs=("prototypes", "prototype_counts"), gives=("shared prototypes",), remembers=LAST_PROTOTYPES
 ):
-    """Sends down one prototype per class (`prototypes [C, F]`), and which of them exist (`prototype_known [C]`)."""
+    """The base of parts that send one prototype per class to the clients.
+
+    They send `prototypes [C, F]`, and `prototype_known [C]`, which is 1 for the classes that have a prototype.
+    """
 
     reads_updates: ClassVar[bool] = False
 
 
 @dataclass(frozen=True)
 class MeanPrototypes(PrototypeShare):
-    """The mean over the clients that own the class."""
+    """Sends, for each class, the mean of the last prototypes of the clients that have samples of it."""
 
-    by: Literal["owners", "counts"] = "owners"
+    by: Literal["owners", "counts"] = "owners"  # whether these clients count equally, or by their samples of the class
 
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
         prototypes, counts, memory = last_prototypes(round, state)
@@ -72,14 +81,15 @@ class MeanPrototypes(PrototypeShare):
 
 @dataclass(frozen=True)
 class ToPrototype(Term, needs=("shared prototypes",)):
-    """`lam` times the mean square, over the feature's entries, of its distance from the prototype of its class.
+    """Adds `lam/F ||feature - prototype of the class||^2` to the loss of each sample, for features with F entries.
 
-    Nothing for a class without a prototype, and nothing in the first round, when there are none.
+    It is zero for a class without a prototype, and in the first round, when there are none.
     """
 
-    lam: float
+    lam: float  # weight of the term
 
     def loss(self, local: Local) -> Tensor | None:
+        """The weighted squared distances `[batch]`; None in the first round."""
         shared = local.received.shared
         if "prototypes" not in shared or not self.lam:
             return None

@@ -1,4 +1,4 @@
-"""What clients send besides their updates."""
+"""Reports: what clients send to the server besides their updates."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equipoise.types import PERSONAL, Received, Samples, Tensors, Trained
 
 
 def mean_loss(trained: Trained, model: Received, samples: Samples) -> Tensor:
-    """Mean cross-entropy of a model on some samples, eval mode, each sample with the same weight."""
+    """The mean cross-entropy `[]` of a model on some samples, in eval mode."""
     total = torch.zeros(())
     for x, y, valid in trained.chunks(samples):
         losses = F.cross_entropy(trained.apply(model.params, model.buffers, x).logits, y, reduction="none")
@@ -23,7 +23,7 @@ def mean_loss(trained: Trained, model: Received, samples: Samples) -> Tensor:
 
 @dataclass(frozen=True)
 class SampleCount(Report, gives=("samples",)):
-    """`samples`: the number of training samples."""
+    """Reports `samples`, the client's number of training samples."""
 
     runs_model = False
 
@@ -33,7 +33,7 @@ class SampleCount(Report, gives=("samples",)):
 
 @dataclass(frozen=True)
 class GlobalLoss(Report, gives=("loss",)):
-    """`loss`: of the received model on the training data, before training."""
+    """Reports `loss`, the mean cross-entropy of the received model on the training data."""
 
     def __call__(self, trained: Trained) -> Tensors:
         return {"loss": mean_loss(trained, trained.received, trained.train)}
@@ -41,7 +41,7 @@ class GlobalLoss(Report, gives=("loss",)):
 
 @dataclass(frozen=True)
 class TrainedLoss(Report, gives=("loss_trained",)):
-    """`loss_trained`: of the trained model on the training data."""
+    """Reports `loss_trained`, the mean cross-entropy of the trained model on the training data."""
 
     def __call__(self, trained: Trained) -> Tensors:
         model = trained.received._replace(params=trained.params, buffers=trained.buffers)
@@ -50,8 +50,10 @@ class TrainedLoss(Report, gives=("loss_trained",)):
 
 @dataclass(frozen=True)
 class LocalLoss(Report, gives=("loss_local",)):
-    """`loss_local`: the mean base loss of the local steps, which costs nothing to know. No method of the library needs it:
-    add it to one to have the training loss in its reports."""
+    """Reports `loss_local`, the mean base loss over the samples of the local steps, which costs no computation.
+
+    No method of the library needs it. Add it to one to see the training loss among its reports.
+    """
 
     runs_model = False
 
@@ -61,7 +63,7 @@ class LocalLoss(Report, gives=("loss_local",)):
 
 @dataclass(frozen=True)
 class LocalSteps(Report, gives=("steps",)):
-    """`steps`: how many local steps the client did, for rules that divide by them."""
+    """Reports `steps`, the number of local steps, for rules that divide by it."""
 
     runs_model = False
 
@@ -71,7 +73,7 @@ class LocalSteps(Report, gives=("steps",)):
 
 @dataclass(frozen=True)
 class PersonalTensors(Report, gives=(PERSONAL,)):
-    """`personal`: the client's personal tensors as one row, for a `share` part that mixes them."""
+    """Reports `personal [P]`, the client's personal parameters as one row, for a `share` part that mixes them."""
 
     runs_model = False
 
@@ -81,7 +83,7 @@ class PersonalTensors(Report, gives=(PERSONAL,)):
 
 @dataclass(frozen=True)
 class ClassCounts(Report, gives=("class_counts",)):
-    """`class_counts`: training samples of each class."""
+    """Reports `class_counts [C]`, the number of training samples per class."""
 
     runs_model = False
 

@@ -1,4 +1,4 @@
-"""Edits of the direction before it is added to the model."""
+"""Steps: edits of the direction before it is added to the model."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from equipoise.types import Round, State, Stepped
 
 @dataclass(frozen=True)
 class ServerRate(Step):
-    """The direction times a server learning rate."""
+    """Multiplies the direction by a server learning rate."""
 
     reads_updates: ClassVar[bool] = False
 
-    rate: float
+    rate: float  # the server learning rate
 
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
         return Stepped(direction * self.rate)
@@ -25,9 +25,10 @@ class ServerRate(Step):
 
 @dataclass(frozen=True)
 class LengthOfMean(Step):
-    """The direction, rescaled to the length of the plain mean of the updates as they came (FedFV).
+    """Rescales the direction to the norm of the plain mean of the reported updates (FedFV).
 
-    Opposite updates project each other to nothing (but for rounding); then the plain mean itself is taken.
+    If projections have removed everything but rounding errors, as with two opposite updates, the plain mean itself is
+    used.
     """
 
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:

@@ -1,4 +1,4 @@
-"""Pieces of the local loss that several methods share."""
+"""Terms of the local loss that several methods share."""
 
 from __future__ import annotations
 
@@ -13,18 +13,23 @@ from equipoise.types import ClientState, Received, Tensors
 
 @dataclass(frozen=True)
 class Proximal(Term):
-    """`mu/2 ||x - theta||^2` over the shared parameters, `theta` the received model, by its gradient `mu (x - theta)`."""
+    """The penalty `mu/2 ||x - theta||^2` on the distance of the shared parameters `x` from the received model `theta`.
 
-    mu: float
+    It enters by its gradient `mu (x - theta)`, not as a loss.
+    """
+
+    mu: float  # weight of the penalty
 
     @property
     def pull(self) -> float:
+        """`mu`: the factor of `x` in the gradient."""
         return self.mu
 
     def force(self, received: Received, states: ClientState) -> Tensors:
+        """`-mu theta`: the constant part of the gradient."""
         return {name: -self.mu * received.params[name] for name in received.layout.names}
 
 
 def unit(vectors: Tensor) -> Tensor:
-    """Vectors of length one; a zero vector stays what it is, without an infinite slope."""
+    """The vectors `[..., F]` scaled to length one. A zero vector stays zero, and its gradient finite."""
     return F.normalize(vectors, dim=-1, eps=1e-6)

@@ -1,4 +1,4 @@
-"""Weightings that several methods use."""
+"""Weightings that several methods share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from equipoise.types import EquipoiseError, Reports, Round, State, Weighed
 
 
 def shares(values: Tensor) -> Tensor:
-    """Values divided by their sum; equal shares when all are zero.
+    """Non-negative values divided by their sum; equal shares if all are zero.
 
     >>> shares(torch.tensor([1.0, 3.0])), shares(torch.zeros(2))
     (tensor([0.2500, 0.7500]), tensor([0.5000, 0.5000]))
@@ -24,11 +24,12 @@ def shares(values: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class BySamples(Weigh, needs=("samples",)):
-    """FedAvg's: the share of the round's training samples."""
+    """A client's weight is its share of the round's training samples, `n_k / sum_j n_j`. This is FedAvg's weighting."""
 
     rank: ClassVar[int] = 0
 
     def raw(self, reports: Reports) -> Tensor:
+        """The numbers of samples."""
         return reports["samples"].double()
 
     def __call__(self, round: Round, state: State) -> Weighed:
@@ -38,11 +39,12 @@ class BySamples(Weigh, needs=("samples",)):
 
 @dataclass(frozen=True)
 class Uniform(Weigh):
-    """Equal weights."""
+    """The same weight `1/m` for each of the round's m clients."""
 
     rank: ClassVar[int] = 1
 
     def raw(self, reports: Reports) -> Tensor:
+        """One for each client."""
         return torch.ones_like(reports["samples"], dtype=torch.float64)
 
     def __call__(self, round: Round, state: State) -> Weighed:
@@ -52,18 +54,20 @@ class Uniform(Weigh):
 
 @dataclass(frozen=True)
 class PowerOfLoss(Weigh, needs=("loss",)):
-    """q-FFL's weights with their divisor: `L F_k^q / sum_j (q F_j^(q-1) ||L h_j||^2 + L F_j^q)`, `L = 1/lr`.
+    """q-FFL's weights, with their divisor: `w_k = L F_k^q / sum_j (q F_j^(q-1) ||L h_j||^2 + L F_j^q)`, `L = 1/lr`.
 
-    `F` is the loss of the received model, `h` the shaped update. With `scale="raw"` the update itself stands for the
-    gradient (FedFE's literal eq. 8), and the factor `L` before `h` goes.
+    `F_k` is the client's loss of the received model and `h_k` its shaped update; `L h_k` stands for the gradient. With
+    `scale="raw"` (equation 8 of FedFE as printed) `h_k` itself stands for it: `w_k = F_k^q / sum_j (q F_j^(q-1)
+    ||h_j||^2 + L F_j^q)`.
     """
 
-    q: float
-    lr: float | None = None
-    scale: Literal["lr", "raw"] = "lr"
+    q: float  # the larger, the more a client with a large loss counts; 0: equal weights
+    lr: float | None = None  # the rate behind L; None: the local learning rate of the run
+    scale: Literal["lr", "raw"] = "lr"  # what stands for the gradient: L times the update, or the update
 
     @property
     def is_convex(self) -> bool:
+        """False: the weights do not sum to one."""
         return False
 
     def __call__(self, round: Round, state: State) -> Weighed:

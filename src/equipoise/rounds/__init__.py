@@ -1,4 +1,4 @@
-"""One federated round as two pure functions, the clients' half and the server's half, and the scores behind it."""
+"""One federated round as two pure functions, the clients' half and the server's half, and the scores of the model."""
 
 from equipoise.rounds.client import client_round
 from equipoise.rounds.evaluation import Score, evaluate

@@ -1,4 +1,4 @@
-"""What each client reaches alone: a capability that a part may use before a client's first round (`Beginning.train_alone`)."""
+"""The training of each client alone, without the others, which a part can ask for in `Beginning.train_alone`."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def train_alone(
     splits: Sequence[str],
     stop: Callable[[Tensor], bool],
 ) -> dict[str, Tensor]:
-    """Each client's losses after every epoch, `[m, epochs]` for the training data and for each of these splits, until its
-    training loss says that it may stop.
+    """Train each client alone: its losses after every epoch, `[m, epochs]` for each of `splits` and for `"train"`.
 
-    All start from the run's first model, also a client that joins late, so that their optima can be compared. Clients are
-    trained together until the last of them has stopped.
+    `stop` is given the curve of a client's training loss so far, `[epochs so far]`; when it returns True, the later
+    losses of that client are NaN. All clients start from the run's first model, also those that join late, so that
+    their optima can be compared. They are trained together until the last of them has stopped.
     """
     m, judged = len(clients), tuple(dict.fromkeys(("train", *splits)))
     training = replace(task.training, epochs=epochs, steps=None)

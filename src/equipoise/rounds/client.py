@@ -1,4 +1,4 @@
-"""The clients' half of a round, as a pure function: all state goes in and comes out."""
+"""The clients' half of a round, as a pure function: it is given all state, and returns the next state."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from equipoise.types import (
     Trained,
 )
 
-PRIVATE, BUFFERS = "private parameters", "own buffers"  # what a client keeps beside the states of parts
+PRIVATE, BUFFERS = "private parameters", "own buffers"  # the keys in a client's state that belong to no part
 
 
 def client_round(
@@ -41,11 +41,11 @@ def client_round(
     seed: int,
     phase: Phase = "train",
 ) -> tuple[Replies, dict[int, ClientState]]:
-    """What these clients do in one phase of a round, and what they keep.
+    """Do one phase of a round for these clients: what they send to the server, and their next states.
 
-    `start` happens once per client, also for one that joins late, and fills its state. `probe` reports on the received model
-    without training. `train` trains and reports. Several clients are vectorised; the numbers do not depend on how the
-    clients of a round are grouped.
+    The phase `start` happens once per client, also for one that joins late, and fills its state. In `probe`, clients
+    report on the received model without training. In `train`, they train and report. Several clients are vectorised;
+    the results do not depend on how the clients of a round are grouped.
     """
     if phase == "start":
         return Replies(tuple(clients), {}), _to_server(_start(method, task, clients, broadcast, seed))
@@ -76,10 +76,10 @@ def client_round(
 
 
 def _group_by_state(clients: Sequence[int], states: Mapping[int, ClientState]) -> list[list[int]]:
-    """Clients whose parts keep the same named tensors, and so can be stacked.
+    """Groups of clients whose parts keep tensors of the same names, which can be stacked.
 
-    They differ where a part keeps something from its first `finish` on, and only some of the clients have been there. What
-    is private has a first value for every client.
+    The names differ where a part keeps its first tensors in `finish`, and only some of the clients took part before.
+    Private parameters and own buffers need no groups: they have an initial value for every client.
     """
     groups: dict[object, list[int]] = {}
     for client in clients:
@@ -90,18 +90,18 @@ def _group_by_state(clients: Sequence[int], states: Mapping[int, ClientState]) -
 
 
 def _to_server(tree: Any) -> Any:
-    """What leaves a client leaves its device."""
+    """Copy to the CPU what leaves a client, because the server works there."""
     return tree_map(lambda tensor: tensor.cpu(), tree)
 
 
 def _on(device: torch.device, value: Tensor) -> Tensor:
-    """Some devices (Apple's) have no numbers of double length."""
+    """The tensor on the device. Apple's devices (`mps`) have no float64, so that it becomes float32 there."""
     shorter = device.type == "mps" and value.dtype == torch.float64
     return value.to(device, torch.float32) if shorter else value.to(device)
 
 
 def _start_of(task: Task, clients: Sequence[int], broadcast: Broadcast, states: Mapping[int, ClientState]) -> Start:
-    """What these clients, which all keep the same named tensors, start from."""
+    """What these clients start from. Their parts must all keep tensors of the same names."""
     mine = [states.get(c, {}) for c in clients]
 
     def here(tensors: Tensors) -> Tensors:
@@ -131,7 +131,7 @@ def _start_of(task: Task, clients: Sequence[int], broadcast: Broadcast, states: 
 
 
 def _personal_of(task: Task, clients: Sequence[int], shared: Shared) -> Tensors:
-    """The clients' personal tensors [m, ...]: what the server mixed for each, the initial ones before it ever did."""
+    """The clients' personal tensors, `[m, ...]` each: as the server mixed them, or the initial ones before it has."""
     rows = shared.get(PERSONAL)
     if isinstance(rows, PerClient):
         return task.personal.split(rows.take(clients).to(task.device))
@@ -139,7 +139,7 @@ def _personal_of(task: Task, clients: Sequence[int], shared: Shared) -> Tensors:
 
 
 def _samples(task: Task, clients: Sequence[int], split: str) -> Samples:
-    """The clients' samples of one split, stacked; shorter ones are padded."""
+    """The clients' samples of one split, stacked `[m, n]`. Clients with fewer than n samples are padded."""
     each = [getattr(task.federation.clients[c], split) for c in clients]
     longest = max(len(index) for index in each)
     if all(len(index) == longest for index in each):
@@ -160,10 +160,10 @@ def _conclude(
     seed: int,
     phase: Phase,
 ) -> tuple[Reports, dict[int, ClientState]]:
-    """Reports and next states, from the trained models."""
+    """The reports and the next states of the clients, from their trained models."""
     asked = [report for report in method.reports if phase in report.phases]
-    # Evaluation that mixes the samples of a batch must see no padding: then every client is evaluated by itself, and what
-    # terms keep is taken from there.
+    # Where evaluation depends on the whole batch, padding would change the result. Then reports that run the model are
+    # computed client by client, and so are the states that terms keep.
     stacking = [report for report in asked if report.stacks and not (report.runs_model and task.evaluates_in_batches)]
     alone = [report for report in asked if report not in stacking]
     trains = phase == "train"
@@ -178,8 +178,8 @@ def _conclude(
         params, buffers, steps, loss = model
         own_params, own_buffers, sent, states = own
         trained = Trained(
-            start.received(own_params, own_buffers, sent), params, buffers, states, states, train, validation, steps, loss,
-            broadcast.round, task.training.lr, task.training.momentum, task.classes, task.layout, task.personal,
+            start.received(own_params, own_buffers, sent), params, buffers, states, states, train, validation, steps,
+            loss, broadcast.round, task.training.lr, task.training.momentum, task.classes, task.layout, task.personal,
             task.modules["eval"], task.chunks, task.apply, path,
         )  # fmt: skip
         after = {term.key: _finished(term, trained) for term in method.terms} if trains else {}
@@ -213,31 +213,31 @@ def _conclude(
             kept[client][PRIVATE] = {name: fitted.params[name][i] for name in sorted(task.private)}
         if start.own_buffers:
             kept[client][BUFFERS] = {name: fitted.buffers[name][i] for name in start.own_buffers}
-    # A client's rows of a stack would hold the whole stack in memory for as long as one of them is kept.
+    # Copies, because a view of one client's row would keep the whole stack in memory.
     rows = tree_map(torch.clone, kept) if len(clients) > 1 else kept
     return _to_server(values), _to_server(rows)
 
 
 def _finished(term: Term, trained: Trained) -> Tensors:
-    """The term's next state, which has the names and shapes of the one before."""
+    """The term's next state. It is an error if its names and shapes differ from those of the state before."""
     before, after = trained.states.get(term.key), term.finish(trained)
     for name, value in after.items():
         if not isinstance(value, Tensor):
             raise EquipoiseError(
-                f"`{term.name}` (terms) keeps tensors between rounds. Found {type(value).__name__} as `{name}`."
+                f"`{term.name}` (terms) can keep only tensors between rounds. Found {type(value).__name__} as `{name}`."
             )
     if before is not None:
         shapes, found = ({name: tuple(value.shape) for name, value in state.items()} for state in (before, after))
         if shapes != found:
             raise EquipoiseError(
-                f"`{term.name}` (terms) must keep tensors of the same names and shapes from round to round. It had {shapes}, "
-                f"and its `finish` gives {found}."
+                f"`{term.name}` (terms) must keep tensors of the same names and shapes from round to round. It had "
+                f"{shapes}, and its `finish` gives {found}."
             )
     return after
 
 
 def _reported(report: Report, trained: Trained) -> Reports:
-    """What a report gives: exactly what it says that it gives."""
+    """The values of a report. It is an error if their names are not those that it declares in `gives`."""
     found = report(trained)
     if set(found) != set(report.gives):
         raise EquipoiseError(
@@ -271,7 +271,8 @@ def _start(
         found = part.start(beginning)
         if len(found) != len(clients):
             raise EquipoiseError(
-                f"`{part.name}` ({part.role}) must start one state per client. Found {len(found)} for {len(clients)} clients."
+                f"`{part.name}` ({part.role}) must start one state per client. Found {len(found)} for {len(clients)} "
+                "clients."
             )
         for client, state in zip(clients, found, strict=True):
             if state:

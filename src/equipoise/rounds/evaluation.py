@@ -1,4 +1,4 @@
-"""Scores of the current model at every client. Nothing is averaged over clients here."""
+"""Scores of the current model at every client. They are not averaged over clients here."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from equipoise.rounds.server import weighted_mean
 from equipoise.task import Task
 from equipoise.types import PERSONAL, ClientState, PerClient, Server, Tensors
 
+# The names of the models that can be scored, in records and manifests.
 WORDS: dict[Scored, str] = {
     "own": "personal",
     "mean": "averaged-personal",
@@ -28,26 +29,32 @@ WORDS: dict[Scored, str] = {
 
 @dataclass(frozen=True)
 class Score:
-    """One figure of one client. `accuracy` and `loss` are those of the model that the method scores; other models of the
-    same run stand beside it, as in `accuracy of the averaged-personal model`."""
+    """One score of one client.
 
-    client: str
-    domain: str
-    split: str
-    metric: str
+    The metrics `accuracy` and `loss` belong to the model that the method scores. Those of other models of the same run
+    have longer names, such as `accuracy of the averaged-personal model`.
+    """
+
+    client: str  # its name
+    domain: str  # the client's own name if it has no domain
+    split: str  # `test`, `validation` or `train`
+    metric: str  # `accuracy`, `loss`, `auc` ...
     value: float
-    samples: int
+    samples: int  # how many samples the value rests on
 
 
 def name_scored_model(method: Method, task: Task) -> str:
-    """Which model `accuracy` belongs to, in words for the manifest."""
+    """The model that `accuracy` belongs to, in words for the manifest."""
     name = WORDS[_models(method, task)[0]]
     iterate = [step.scored_iterate for step in method.step if step.scored_iterate]
     return f"{name}, {iterate[-1]}" if iterate else name
 
 
 def list_models_at_home(method: Method, task: Task) -> list[Scored]:
-    """The models that a client can score by itself, without what others keep; none if the method scores another one."""
+    """The models that a client can score without tensors that other clients keep, the one that the method scores first.
+
+    The list is empty if the method scores a model that needs such tensors.
+    """
     main, *others = _models(method, task)
     return [model for model in (main, *others) if model in ("own", "global")] if main in ("own", "global") else []
 
@@ -61,9 +68,9 @@ def evaluate(
     splits: Sequence[Split] = ("test",),
     models: Sequence[Scored] | None = None,
 ) -> list[Score]:
-    """Scores of every client that has samples in a split. Clients that share a test set share the work.
+    """The scores of every client that has samples in a split.
 
-    `models` are those to score, by default all that exist.
+    `models` are the models to score, first the one that `accuracy` belongs to. Default: all that exist.
     """
     main, *others = models or _models(method, task)
     theta = server.theta if server.evaluated is None else server.evaluated
@@ -85,15 +92,19 @@ def evaluate(
 
 
 def _figures(values: Mapping[str, Tensor], y: Tensor) -> dict[str, float]:
-    """One client's figures from what is known of each of its samples: means, and the AUC where there are margins."""
+    """One client's figures from the scores of its samples, `[n]` each: means, and the AUC if there are two classes."""
     figures = {metric: float(value.double().mean()) for metric, value in values.items() if metric != "margin"}
-    if "margin" in values and len(y.unique()) == 2:  # of a single class there is none
+    if "margin" in values and len(y.unique()) == 2:  # the AUC needs samples of both classes
         figures["auc"] = auc(values["margin"].double().cpu().numpy(), y.cpu().numpy())
     return figures
 
 
 def _models(method: Method, task: Task) -> list[Scored]:
-    """The models that exist, the one that the method scores first: as the wrap says that leaves most to the client."""
+    """The models that exist, the one that the method scores first.
+
+    That is the most personal one that a wrap asks for (`"own"` before `"domain"` before `"mean"`), and always `"own"`
+    where the buffer policy leaves buffers with the clients.
+    """
     kept = {name for name, policy in task.policies.items() if policy == "local"} - task.private_buffers
     wanted: set[Scored] = {wrap.scores for wrap in method.wrap}
     if kept:
@@ -115,6 +126,7 @@ def _scores(
     model: Scored,
     theta: Tensor,
 ) -> list[dict[str, Tensor]]:
+    """For each of `holders` (client, positions of its samples), the scores of its samples by this model, `[n]` each."""
     params = {**task.initial_params, **task.layout.split(theta.to(task.device))}
     if model == "global":
         buffers = _here(task, server.buffers)
@@ -135,12 +147,12 @@ def _scores(
 def _scores_of_one_model(
     task: Task, params: Tensors, buffers: Tensors, indices: Sequence[Tensor], personal: bool
 ) -> list[dict[str, Tensor]]:
-    """All test sets in one pass; a set that several clients share is scored once."""
+    """The scores of one model on several sets of samples. A set that several clients share is scored once."""
     distinct = {id(index): index for index in indices}
     if not distinct:
         return []
     sizes = [len(index) for index in distinct.values()]
-    if task.evaluates_in_batches:  # statistics of a batch must not mix clients
+    if task.evaluates_in_batches:  # a batch must not mix clients, because its statistics are used
         parts = {key: task.scores(params, buffers, index.to(task.device), personal) for key, index in distinct.items()}
     else:
         whole = task.scores(params, buffers, torch.cat(list(distinct.values())).to(task.device), personal)
@@ -152,7 +164,7 @@ def _scores_of_one_model(
 def collect_tensors(
     task: Task, server: Server, states: Mapping[int, ClientState], clients: Sequence[int]
 ) -> dict[str, Tensor]:
-    """A whole model by name, as it is scored: shared tensors, and the mean of what these clients have of their own."""
+    """All tensors of a model by name, as it is scored: the shared ones, and the mean of these clients' own ones."""
     theta = server.theta if server.evaluated is None else server.evaluated
     params = {**task.initial_params, **task.layout.split(theta.to(task.device))}
     own, buffers = _filled(task, params, server, states, clients)
@@ -162,7 +174,10 @@ def collect_tensors(
 def _filled(
     task: Task, params: Tensors, server: Server, states: Mapping[int, ClientState], clients: Sequence[int]
 ) -> tuple[Tensors, Tensors]:
-    """A whole model: shared tensors, and the mean (by samples) of what these clients have of their own."""
+    """Parameters and buffers of a whole model: `params`, completed by the mean of these clients' own tensors.
+
+    The mean is weighted by training samples. Clients that never took part are left out, unless none did.
+    """
     seen = [k for k in clients if k in states] or list(clients)[:1]
     weights = shares(torch.tensor([float(len(task.federation.clients[k].train)) for k in seen]))
     private = {name: task.initial_params[name] for name in task.private}

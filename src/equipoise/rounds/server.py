@@ -1,4 +1,4 @@
-"""The server's half of a round, as a pure function, and `aggregate`, the same rule on plain tensors."""
+"""The server's half of a round, as a pure function, and `aggregate`, which does the same on plain tensors."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ from equipoise.updates import Updates
 
 @dataclass(frozen=True)
 class Aggregated:
-    """What the server's rule made of one round."""
+    """The result of the server's half of a round."""
 
     theta: Tensor  # [G], the next model
     before: Tensor  # [G], the model that the clients received
-    weights: Tensor  # [m], factors on the shaped updates, any divisor inside
-    weighed: Tensor  # [m], what `weigh` gave; a merge may have found weights of its own
-    broadcast: Shared  # what `share` computed from the reports alone
-    server: Memory  # pass it back next round
-    tensor_weights: Tensor | None = None  # [m, tensors], for rules with weights per tensor
-    evaluated: Tensor | None = None  # [G], when another iterate than theta is to be scored
-    figures: Mapping[str, Tensor] = field(default_factory=dict)  # what the weights came from
-    warnings: tuple[str, ...] = ()
+    weights: Tensor  # [m], the factor on each shaped update, with any divisor applied; with `tensor_weights` their mean
+    weighed: Tensor  # [m], the weights by the `weigh` part, even if the merge found others
+    broadcast: Shared  # what the `share` parts send to the clients beside the next model
+    server: Memory  # what the server remembers; pass it back in the next round
+    tensor_weights: Tensor | None = None  # [m, tensors], for merges that weigh each tensor by itself
+    evaluated: Tensor | None = None  # [G], the model to score if it is not theta
+    figures: Mapping[str, Tensor] = field(default_factory=dict)  # values behind the weights, [m] or [] each
+    warnings: tuple[str, ...] = ()  # what a reader of the results should know
 
     @cached_property
     def direction(self) -> Tensor:
-        """`[G]`, exactly the next model minus the one before."""
+        """The next model minus the one before, `[G]`."""
         return self.theta - self.before
 
 
@@ -75,19 +75,20 @@ def aggregate(
     total_samples: int | None = None,
     copy: bool = True,
 ) -> Aggregated:
-    """The server's rule alone, on plain tensors: put it under any framework.
+    """Do the server's half of a round on plain tensors, for use in any other framework.
 
     Args:
-        method: what `parse` or a method function gives.
+        method: a method, or its name such as `"fedavg"`, with parameters if any.
         theta: `[G]`, the model that the clients received.
-        updates: `[m, G]`, their models minus `theta`.
-        clients: the m ids. Rules with a memory recognise a client by its id.
-        reports: stacked values under the names of `equipoise.types.REPORTS`; only what the method needs.
+        updates: `[m, G]`, the clients' models after training, minus `theta`.
+        clients: ids of the m clients. Methods with a memory recognise a client by its id.
+        reports: `[m, ...]` each, by the names of `equipoise.types.REPORTS`; only those that the method needs.
         server: the `.server` of the round before; None in the first round.
-        num_clients, rounds, num_classes, num_domains, total_samples: facts of the federation, for rules that need them.
-        layout: named tensors and their shapes, for rules that look at tensors one by one. Default: one tensor.
-        copy: what a rule remembers of `updates` and `reports` (FedFV, FedFE, FedLF) is copied. False saves that, and the
-            caller must not write into them afterwards.
+        num_clients, rounds, num_classes, num_domains, total_samples: facts about the run, for methods that need them.
+        layout: names and shapes of the tensors in `theta`, for methods that treat tensors one by one. Default: one
+            tensor.
+        copy: whether to copy what a method remembers of `updates` and `reports` (FedFV, FedFE and FedLF do). False
+            saves the copies, but then the caller must not write into these tensors afterwards.
 
     >>> updates = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
     >>> result = aggregate(parse("fedavg"), torch.zeros(2), updates, clients=[0, 1],
@@ -99,7 +100,7 @@ def aggregate(
     ids = _checked_ids(clients)
     values = {name: torch.as_tensor(value) for name, value in reports.items()}
     for name, value in values.items():
-        # the extremes first: they need no memory, and a NaN shows in them
+        # Minimum and maximum are enough: a NaN shows in both, and no mask of the tensor's size is needed.
         if value.numel() and not all(map(math.isfinite, (x.item() for x in torch.aminmax(value)))):
             raise EquipoiseError(f"Report `{name}` must be finite. Found {value[~torch.isfinite(value)][0].item()}.")
     if layout is None:
@@ -116,10 +117,10 @@ def aggregate(
     strange = set(memory.parts) - {part.key for part in method.parts}
     if strange:
         raise EquipoiseError(
-            f"`server` remembers something for `{min(strange)}`, which is no part of `{method}`: pass back the `.server` of "
-            "the same method."
+            f"`server` remembers something for `{min(strange)}`, which is no part of `{method}`: pass back the "
+            "`.server` of the same method."
         )
-    # What the server remembers must not change with the caller's tensors.
+    # What the server remembers must not change if the caller writes into these tensors.
     lent = (updates, *values.values()) if copy else ()
     return _aggregate(method, theta, updates, ids, values, memory, known, ("probe", "train"), lent=lent)
 
@@ -128,7 +129,7 @@ def _checked_ids(clients: Sequence[int]) -> tuple[int, ...]:
     try:
         return tuple(operator.index(c) for c in clients)
     except TypeError:
-        raise EquipoiseError(f"Clients are known by whole numbers. Found clients={list(clients)!r}.") from None
+        raise EquipoiseError(f"Client ids must be whole numbers. Found clients={list(clients)!r}.") from None
 
 
 def _aggregate(
@@ -143,7 +144,11 @@ def _aggregate(
     merged: Merged | None = None,
     lent: Sequence[Tensor] = (),
 ) -> Aggregated:
-    """`merged` stands for the updates when they have been summed up already; what is `lent` is copied where it is kept."""
+    """Run the parts of the server in their order: shape, weigh, merge, step and share.
+
+    `merged` is given instead of the updates where these have been summed already. What parts remember of the
+    `lent` tensors is copied, because the memory of these tensors is not the server's own.
+    """
     rows = updates if updates is not None else None if merged is None else merged.direction.expand(len(clients), -1)
     assert rows is not None
     _check_inputs(theta, rows, clients, reports, setting)
@@ -169,11 +174,11 @@ def _aggregate(
         parts.remember(step, stepped.state)
         evaluated = stepped.evaluated if stepped.evaluated is not None else evaluated
     direction = direction.to(theta.dtype)
-    # Without steps nobody else holds the direction, and its memory can become the next model's.
+    # Without steps nobody else uses the direction, so that the next model can be computed in its memory.
     after = theta + direction if method.step else direction.add_(theta)
     sent = _share(method, round, after, parts, phases)
     weights = weighed.weights
-    if merged.tensor_weights is not None:  # weights per tensor: their mean by size
+    if merged.tensor_weights is not None:  # the mean of the weights per tensor, by the sizes of the tensors
         sizes = (
             torch.tensor([s.stop - s.start for s in setting.layout.slices], dtype=torch.float64)
             if setting.layout
@@ -195,7 +200,7 @@ def _aggregate(
 
 
 class _Parts:
-    """What the parts of a method remember: handed to each before its turn, taken back and looked at afterwards."""
+    """The states of a method's parts during a round: each part is given its own, and what it returns is checked."""
 
     def __init__(self, memory: Memory, reports: Reports, lent: Sequence[Tensor] = ()) -> None:
         self.states = dict(memory.parts)
@@ -203,10 +208,12 @@ class _Parts:
         self.lent = {tensor.untyped_storage().data_ptr() for tensor in lent}
 
     def state_of(self, part: Part) -> State:
+        """The state of a part, which is called next. It is an error if a report that it needs is missing."""
         _check_needs(part, self.reports)
         return State(self.states.get(part.key, {}))
 
     def remember(self, part: Part, state: Remembered) -> None:
+        """Keep a part's next state. It is an error if a value is no tensor, or has another shape than before."""
         before = self.states.get(part.key, {})
         for name, value in state.items():
             known = before.get(name)
@@ -214,13 +221,13 @@ class _Parts:
             if not isinstance(value, (Tensor, PerClient)) or (known is not None and _kind_of(known) != found):
                 was = "" if known is None else f", and was {_kind_of(known)}"
                 raise EquipoiseError(
-                    f"`{part.name}` ({part.role}) must remember tensors of one shape, or one row per client. `{name}` is "
-                    f"{found}{was}."
+                    f"`{part.name}` ({part.role}) must remember tensors of one shape, or one row per client. `{name}` "
+                    f"is {found}{was}."
                 )
         self.states[part.key] = {name: self._own(value) for name, value in state.items()} if self.lent else state
 
     def _own(self, value: Tensor | PerClient) -> Tensor | PerClient:
-        """The same in memory of its own, where it lies in memory that is lent."""
+        """The value itself, or a copy of those of its tensors that lie in lent memory."""
         if isinstance(value, PerClient):
             rows = {client: self._owned_tensor(row) for client, row in value.items()}
             return PerClient(rows, None if value.default is None else self._owned_tensor(value.default))
@@ -231,17 +238,19 @@ class _Parts:
 
     @property
     def remembered(self) -> dict[str, Remembered]:
+        """The states of all parts that remember something, by their keys."""
         return {key: state for key, state in self.states.items() if state}
 
 
 def _kind_of(value: object) -> str:
-    """A value of a state in words."""
+    """The kind of a value in a state, in words for messages."""
     if isinstance(value, PerClient):
         return "one row per client"
     return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
 def _share(method: Method, round: Round, theta: Tensor, parts: _Parts, phases: tuple[Phase, ...]) -> Shared:
+    """Call the `share` parts of these phases: what they send to the clients."""
     sent: Shared = {}
     for share in method.share:
         if set(phases) & set(share.phases):
@@ -252,7 +261,10 @@ def _share(method: Method, round: Round, theta: Tensor, parts: _Parts, phases: t
 
 
 def begin_server(method: Method, task: Task, cohort: int | None = None) -> Server:
-    """The server before the first round, with what goes down in it; `cohort` clients take part, by default all."""
+    """The server before the first round, with what the `share` parts send in it.
+
+    `cohort` clients take part in the first round. Default: all.
+    """
     server = task.server()
     shared: Shared = {}
     for share in method.share:
@@ -261,12 +273,12 @@ def begin_server(method: Method, task: Task, cohort: int | None = None) -> Serve
 
 
 def make_broadcast(server: Server, rounds: int) -> Broadcast:
-    """What the server sends down in its current round."""
+    """What the server sends to clients in its current round, of `rounds` planned for the run."""
     return Broadcast(server.theta, server.buffers, server.memory.shared, server.memory.round, rounds)
 
 
 def server_probe(method: Method, server: Server, replies: Replies, setting: Setting) -> Server:
-    """After a probe: `share` alone."""
+    """The server after a probe, in which only the `share` parts of that phase are called."""
     round = Round(server.theta, replies.clients, replies.reports, server.memory.round, setting)
     parts = _Parts(server.memory, replies.reports)
     sent = _share(method, round, server.theta, parts, ("probe",))
@@ -275,7 +287,7 @@ def server_probe(method: Method, server: Server, replies: Replies, setting: Sett
 
 
 def server_round(method: Method, server: Server, replies: Replies, setting: Setting) -> tuple[Server, Aggregated]:
-    """The next server, and what the rule made of the round."""
+    """Do the server's half of a round: the next server, and the details of how it came about."""
     if method.streams:
         return _server_round_of_sum(method, server, add_up(method, replies), setting)
     theta, updates = server.theta, replies.updates
@@ -283,7 +295,7 @@ def server_round(method: Method, server: Server, replies: Replies, setting: Sett
     averaged = {name: server.buffers[name] for name in replies.buffers}
     floats = Layout.of({name: value for name, value in averaged.items() if value.is_floating_point()})
     together = any(shape.includes_buffers for shape in method.shape) and bool(floats.names)
-    if together:  # buffers become further columns of the updates
+    if together:  # averaged buffers become further columns of the updates
         theta = torch.cat([theta, floats.join(averaged)])
         moved = floats.join(replies.buffers, lead=1) - floats.join(averaged)
         updates = torch.cat([updates, moved], dim=1)
@@ -302,7 +314,10 @@ def server_round(method: Method, server: Server, replies: Replies, setting: Sett
 
 
 def add_up(method: Method, replies: Replies) -> Replies:
-    """Of a method that streams the weighted sum alone, added up client by client: so every runner gives the same bits."""
+    """The replies with the weighted sum of the updates in place of the updates, for a method that streams.
+
+    Updates are added one by one, in the order of the clients, so that the same rows give the same bits whoever adds them.
+    """
     if replies.total is not None or replies.updates is None:
         return replies
     weights = method.weigh.raw(replies.reports)
@@ -316,7 +331,7 @@ def add_up(method: Method, replies: Replies) -> Replies:
 def _server_round_of_sum(
     method: Method, server: Server, replies: Replies, setting: Setting
 ) -> tuple[Server, Aggregated]:
-    """The same for a method that streams: of the updates only their sum is there."""
+    """Do the server's half of a round for a method that streams: only the weighted sum of the updates is known."""
     assert replies.total is not None
     weights = method.weigh.raw(replies.reports)
     assert weights is not None
@@ -329,14 +344,15 @@ def _server_round_of_sum(
 
 
 def _average_buffers(method: Method, replies: Replies, result: Aggregated) -> Tensors:
-    """With the method's weights where they are convex, by samples otherwise."""
+    """The means of the clients' buffers, with the method's weights where these are convex, otherwise by samples."""
     if not method.weigh.is_convex:
         return weighted_mean(replies.buffers, shares(replies.reports["samples"]))
     return weighted_mean(replies.buffers, result.weights if method.merge.uses_weights else result.weighed)
 
 
 def weighted_mean(stacks: Tensors, weights: Tensor) -> Tensors:
-    """Convex averages of `[m, ...]`; a counter takes the largest value."""
+    """The means over clients of stacked tensors `[m, ...]`, with weights `[m]`. Of integers (counters) the largest is
+    taken."""
 
     def average(stack: Tensor) -> Tensor:
         if not stack.is_floating_point():
@@ -382,6 +398,6 @@ def _check_needs(part: Part, reports: Reports) -> None:
     for need in part.needs:
         if need in REPORTS and need not in reports:
             raise EquipoiseError(
-                f"`{part.name}` ({part.role}) needs the report `{need}` {REPORTS[need].shape}: {REPORTS[need].meaning}. "
-                f'Pass it as reports["{need}"].'
+                f"`{part.name}` ({part.role}) needs the report `{need}` {REPORTS[need].shape}: "
+                f'{REPORTS[need].meaning}. Pass it as reports["{need}"].'
             )

@@ -1,4 +1,4 @@
-"""What a run leaves behind: a folder with its records and its model, which can be read and loaded again."""
+"""Run folders: how a run's records and its model are written, read and loaded."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Loaded", "Recorded", "load", "read", "save"]
 
 
 def __getattr__(name: str) -> object:
-    """A report reads run folders without the code that trains: each name is imported when it is first used."""
+    """Import each name when it is first used, so that a report can read run folders without the code that trains."""
     if name not in _HOME_OF:
         raise AttributeError(f"module 'equipoise.runs' has no attribute {name!r}")
     return getattr(importlib.import_module(f"equipoise.runs.{_HOME_OF[name]}"), name)

@@ -1,4 +1,4 @@
-"""What a run can keep beyond its records, for the plots that need the updates, the features or the model itself."""
+"""What a run can keep beyond its records (option `--keep`), for plots that need updates, features or the model."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from equipoise.runs.kept import MISSING, merge_kept
 from equipoise.types import EquipoiseError, Outputs, Server, State
 from equipoise.updates import gram
 
-CLIENTS = 40  # whose updates are compared
-SAMPLES = 400  # whose features are drawn
-GRID = 60  # steps on each side, for the border between two classes
-PIXELS = 32  # on a side of a sample that is shown
+CLIENTS = 40  # the most clients whose updates are compared
+SAMPLES = 400  # about how many test samples are plotted
+GRID = 60  # points per side of the grid on which the border between two classes is found
+PIXELS = 32  # the largest width of a sample that is shown
 SNAPSHOTS = (10, 100)  # rounds after which `consistency` is kept, besides the last one
 
 
 def analyse_conflicts(run: Run) -> dict[str, Any]:
-    """Cosines between the updates that clients send from the final model."""
+    """The cosines `[m, m]` between the updates of one more round, which m clients train from the final model."""
     known = [k for k in range(len(run.task.federation)) if k in run.states][:CLIENTS]
     states = {k: run.states[k] for k in known}
     total = len(run.rounds)
@@ -42,7 +42,7 @@ def analyse_conflicts(run: Run) -> dict[str, Any]:
 
 
 def count_directions(method: Method, server: Server) -> list[float]:
-    """How many parameters keep the direction of their update: shares of [0.5, 1] in 20 bins."""
+    """How consistent the signs of updates are: the shares of `Shape.measure_consistency` in 20 bins over [0.5, 1]."""
     for part in method.shape:
         shares = part.measure_consistency(State(server.memory.parts.get(part.key, {})))
         if shares is not None:
@@ -52,18 +52,18 @@ def count_directions(method: Method, server: Server) -> list[float]:
 
 
 def analyse_consistency(run: Run) -> dict[str, Any]:
-    """Directions after the last round; `keep_in_passing` adds those of earlier ones."""
+    """The result of `count_directions` after the last round. `keep_in_passing` adds those of earlier rounds."""
     return {str(len(run.rounds)): count_directions(run.method, run.server)}
 
 
 def analyse_features(run: Run) -> dict[str, Any]:
-    """Singular values of the features' covariance, and the features in two dimensions (t-SNE), on test samples."""
+    """The singular values of the covariance of test samples' features, and the features in two dimensions (t-SNE)."""
     from sklearn.manifold import TSNE
 
     positions, domains = _some_tests(run, SAMPLES)
     with torch.no_grad():
         found = _outputs(run, positions).features.double()
-    values = torch.linalg.svdvals(torch.cov(found.T))[: len(found) - 1]  # so many can differ from zero
+    values = torch.linalg.svdvals(torch.cov(found.T))[: len(found) - 1]  # n samples give a rank below n
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         places = TSNE(perplexity=min(30, max(2, len(found) // 4)), random_state=0).fit_transform(found.numpy())
@@ -72,7 +72,10 @@ def analyse_features(run: Run) -> dict[str, Any]:
 
 
 def analyse_saliency(run: Run) -> dict[str, Any]:
-    """Grad-CAM of one test sample per domain, where the last feature map speaks for its class, and the sample in grey."""
+    """Grad-CAM of one test sample per domain, and the sample in grey.
+
+    Grad-CAM shows which places of the last feature map raise the logit of the sample's class.
+    """
     positions, domains = _some_tests(run, len(run.federation.domains))
     out = _outputs(run, positions)
     if out.map is None or not out.map.requires_grad:
@@ -83,7 +86,7 @@ def analyse_saliency(run: Run) -> dict[str, Any]:
     (slope,) = torch.autograd.grad(chosen, out.map)
     maps = torch.relu((slope.mean((2, 3), keepdim=True) * out.map).sum(1)).detach()
     maps = maps / maps.amax((1, 2), keepdim=True).clamp_min(1e-12)
-    shown = run.federation.x[positions].float().mean(1)  # of the channels
+    shown = run.federation.x[positions].float().mean(1)  # over channels
     shown = shown - shown.amin((1, 2), keepdim=True)
     shown = shown / shown.amax((1, 2), keepdim=True).clamp_min(1e-12)
     most = max(1, -(-shown.shape[-1] // PIXELS))
@@ -92,7 +95,7 @@ def analyse_saliency(run: Run) -> dict[str, Any]:
 
 
 def analyse_separators(run: Run) -> dict[str, Any]:
-    """Two-dimensional test data, and where the model is undecided between the first two classes."""
+    """Two-dimensional test samples, and points on the model's border between the first two classes."""
     if run.federation.input_shape != (2,):
         raise EquipoiseError(f"`separators` needs samples with two numbers. Found {run.federation.input_shape}.")
     positions, domains = _some_tests(run, SAMPLES)
@@ -120,14 +123,14 @@ ANALYSES: dict[str, Callable[[Run], dict[str, Any]]] = {
 
 
 def keep_in_passing(kinds: Sequence[str], method: Method, server: Server, place: Path) -> None:
-    """Keep what is gone when the run is over: call it after every round."""
+    """Keep what cannot be computed any more when the run is over. It must be called after every round."""
     if "consistency" in kinds and server.memory.round in SNAPSHOTS:
-        with suppress(EquipoiseError):  # `keep` will say so
+        with suppress(EquipoiseError):  # `keep` gives the reason at the end of the run
             merge_kept(place, {"consistency": {str(server.memory.round): count_directions(method, server)}})
 
 
 def keep(run: Run, kinds: Sequence[str], place: Path) -> list[str]:
-    """Keep these in the run's folder, and say which could not be kept, and why."""
+    """Do these analyses and keep them in the run's folder: the reasons of those that could not be done."""
     found: dict[str, dict[str, Any]] = {}
     for kind in kinds:
         try:
@@ -140,21 +143,27 @@ def keep(run: Run, kinds: Sequence[str], place: Path) -> list[str]:
 
 
 def _some_tests(run: Run, most: int) -> tuple[Tensor, list[str]]:
-    """About equally many test samples of every domain, and their domains."""
+    """The positions of about `most` test samples, equally many of each domain, and their domains.
+
+    They are those of the first client of each domain.
+    """
     data = run.federation
     each = max(1, most // len(data.domains))
-    tests = {c.domain or c.name: c.test for c in reversed(data.clients) if len(c.test)}  # those of its first client
+    # In reversed order, so that of several clients of a domain the first one is kept.
+    tests = {c.domain or c.name: c.test for c in reversed(data.clients) if len(c.test)}
+    # Evenly spaced over the test set, so that all classes appear even if it is sorted by class.
     spread = {d: torch.linspace(0, len(test) - 1, min(each, len(test))).long() for d, test in tests.items()}
-    parts = {domain: tests[domain][spread[domain]] for domain in data.domains if domain in tests}  # of all classes
+    parts = {domain: tests[domain][spread[domain]] for domain in data.domains if domain in tests}
     return torch.cat(list(parts.values())), [domain for domain, part in parts.items() for _ in part]
 
 
 def _outputs(run: Run, positions: Tensor) -> Outputs:
+    """The outputs of the scored model for the samples at these positions."""
     return _apply(run, run.federation.preparation.evaluation(run.federation.x[positions]))
 
 
 def _apply(run: Run, x: Tensor) -> Outputs:
-    """The scored model (the mean of the clients' own) on prepared samples, with a gradient where one is asked for."""
+    """The outputs of the scored model for prepared samples, for autograd. Clients' own tensors are averaged."""
     tensors = collect_tensors(run.task, run.server, run.states, range(len(run.task.federation)))
     params = {name: tensors[name].detach().clone().requires_grad_() for name in run.task.initial_params}
     buffers = {name: tensors[name] for name in run.task.initial_buffers}

@@ -1,4 +1,4 @@
-"""What a method costs a client in a round: what it uploads, and how much it computes."""
+"""The cost of a method for one client in one round: how much it uploads and computes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from equipoise.types import REPORTS
 
 
 def estimate_cost(method: Method, task: Task, cohort: int) -> dict[str, int]:
-    """Figures of one client in one round.
+    """Estimate the cost for one client in one round.
 
-    `upload` in bytes: shared and personal tensors, buffers that are averaged, reports. `flops` of local training: forward
-    passes of the wrapped model as torch counts them (a multiplication and an addition are two), three times for forward and
-    backward, over the mean client's samples. What a method's own terms compute on top (a second model's pass) is not in it.
+    `parameters` counts the shared parameters. `upload`, in bytes, consists of the shared parameters, the averaged
+    buffers and the reports, which include personal tensors. `flops` is the work of local training: three times the
+    forward passes of the wrapped model (once forward, twice backward) over the samples of an average client, as torch
+    counts them (a multiplication and an addition are two). What a method's terms compute in addition, such as a second
+    model's pass, is not included. `clients` is the number of clients per round.
     """
     params = {name: value.cpu() for name, value in task.initial_params.items()}
     buffers = {name: value.cpu() for name, value in task.initial_buffers.items()}
@@ -43,12 +45,13 @@ def estimate_cost(method: Method, task: Task, cohort: int) -> dict[str, int]:
 
 
 def _features(task: Task) -> int:
+    """The number of features of the model."""
     out = task.apply(task.initial_params, task.initial_buffers, task.federation.example().to(task.device))
     return int(out.features.shape[1])
 
 
 def _forward_flops(task: Task) -> float:
-    """Of one sample."""
+    """The floating-point operations of a forward pass, per sample."""
     example = task.federation.example().to(task.device)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         task.apply(task.initial_params, task.initial_buffers, example)

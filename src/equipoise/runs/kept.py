@@ -1,4 +1,4 @@
-"""What a run kept beyond its records (`--keep ...`), as it lies in its folder. `runs/analysis.py` computes it."""
+"""The file of what a run kept beyond its records (option `--keep`). `runs/analysis.py` computes its content."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from typing import Any
 
 from equipoise.errors import EquipoiseError
 
-FILE = "analysis.json"
-KINDS = ("conflicts", "consistency", "features", "saliency", "separators")
-MISSING = "missing"  # stands for a kind that a run cannot give, with the reason
+FILE = "analysis.json"  # in the run's folder
+KINDS = ("conflicts", "consistency", "features", "saliency", "separators")  # what `--keep` can ask for
+MISSING = "missing"  # the key of the reason why a run cannot give a kind
 
 
 def merge_kept(place: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
+    """Add kinds to the file in a run's folder, in place of older ones; of `consistency` all rounds are kept."""
     old = read_kept(place)
     whole = {**old, **found}
     if "consistency" in found:
@@ -22,13 +23,13 @@ def merge_kept(place: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
     try:
         new = (place / FILE).with_suffix(".new")
         new.write_text(json.dumps(whole))
-        new.replace(place / FILE)  # all of it or nothing
+        new.replace(place / FILE)  # at once, so that the file is never half written
     except OSError as error:
         raise EquipoiseError(f"Cannot write `{place / FILE}`: {error.strerror}. Choose another --out.") from None
 
 
 def read_kept(place: Path) -> dict[str, Any]:
-    """What a run kept; nothing where it kept nothing, or where it cannot be read."""
+    """What a run kept, by kind. Empty if it kept nothing, or if the file cannot be read."""
     try:
         found: dict[str, Any] = json.loads((place / FILE).read_text())
     except (OSError, ValueError):

@@ -7,21 +7,29 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from equipoise.metrics import figures
 from equipoise.engine.result import RoundRecord, Run
 from equipoise.errors import EquipoiseError
+from equipoise.metrics import figures
 
 
 class View(Protocol):
-    """What follows a run. The folder's `Recorder` is one, too."""
+    """Something that is told of a run's progress. The `Recorder`, which writes the run folder, is one, too."""
 
-    def add(self, record: RoundRecord) -> None: ...
-    def finish(self, run: Run) -> object: ...
-    def fail(self, why: str) -> None: ...
+    def add(self, record: RoundRecord) -> None:
+        """Show one more round."""
+        ...
+
+    def finish(self, run: Run) -> object:
+        """End the view, after the last round."""
+        ...
+
+    def fail(self, why: str) -> None:
+        """End the view of a run that failed, and show why."""
+        ...
 
 
 def open_view(name: str, run: Run, folder: Path) -> View:
-    """A view by name, of a run before its first round."""
+    """Open the view of this name for a run before its first round."""
     if name not in VIEWS:
         raise EquipoiseError(f"A live view is one of {', '.join(VIEWS)}. Found {name!r}.")
     try:
@@ -31,7 +39,7 @@ def open_view(name: str, run: Run, folder: Path) -> View:
 
 
 def list_scalars(record: RoundRecord) -> Iterator[tuple[str, float]]:
-    """A round as names and numbers: every client's scores, and AVG, STD (ddof 0) and MIN of the test accuracy."""
+    """The scores of every client in a round, by name, and AVG, STD (ddof 0) and MIN of the test accuracy."""
     for score in record.scores:
         yield f"{score.split}/{score.metric}/{score.client}", score.value
     accuracy = [s.value for s in record.scores if s.metric == "accuracy" and s.split == "test"]
@@ -41,7 +49,7 @@ def list_scalars(record: RoundRecord) -> Iterator[tuple[str, float]]:
 
 
 class TensorBoard:
-    """Event files in `FOLDER/tensorboard`: `tensorboard --logdir FOLDER/tensorboard`."""
+    """A view in TensorBoard, from event files. `tensorboard --logdir FOLDER/tensorboard` shows it."""
 
     def __init__(self, run: Run, folder: Path) -> None:
         from torch.utils.tensorboard.writer import SummaryWriter
@@ -50,20 +58,26 @@ class TensorBoard:
         self.writer.add_text("method", str(run.method))
 
     def add(self, record: RoundRecord) -> None:
+        """Write one more round."""
         for name, value in list_scalars(record):
             self.writer.add_scalar(name, value, record.round)
         self.writer.flush()
 
     def finish(self, run: Run) -> None:
+        """Close the event files."""
         self.writer.close()
 
     def fail(self, why: str) -> None:
+        """Write why the run failed, and close the event files."""
         self.writer.add_text("failed", why)
         self.writer.close()
 
 
 class MLflow:
-    """A run of the experiment `equipoise`, in the store that MLFLOW_TRACKING_URI names or in `FOLDER/mlflow.db`."""
+    """A view in MLflow, as a run of the experiment `equipoise`.
+
+    It is in the store that the environment variable MLFLOW_TRACKING_URI names, otherwise in `FOLDER/mlflow.db`.
+    """
 
     def __init__(self, run: Run, folder: Path) -> None:
         import mlflow
@@ -81,19 +95,22 @@ class MLflow:
         self.client.log_param(self.run, "data", run.federation.name)
 
     def add(self, record: RoundRecord) -> None:
+        """Log one more round."""
         for name, value in list_scalars(record):
             self.client.log_metric(self.run, _plain(name), value, step=record.round)
 
     def finish(self, run: Run) -> None:
+        """Mark the run as finished."""
         self.client.set_terminated(self.run, "FINISHED")
 
     def fail(self, why: str) -> None:
+        """Mark the run as failed, and log why."""
         self.client.set_tag(self.run, "why", why)
         self.client.set_terminated(self.run, "FAILED")
 
 
 def _plain(name: str) -> str:
-    """MLflow allows few signs in the names of metrics."""
+    """The name with `_` for every character that MLflow does not allow in the name of a metric."""
     return "".join(letter if letter.isalnum() or letter in "_-. /" else "_" for letter in name)
 
 

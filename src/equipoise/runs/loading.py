@@ -1,4 +1,4 @@
-"""A trained model back from its run folder, with its preprocessing and class names."""
+"""Loads a trained model from its run folder, with its preprocessing and class names, and measures it on other data."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from equipoise.types import PERSONAL_LOGITS, EquipoiseError
 
 @dataclass(frozen=True, eq=False)
 class Loaded:
-    """A trained model. It takes samples as the federation held them, and prepares them itself."""
+    """A trained model. It takes raw samples, as the federation held them, and prepares them itself."""
 
-    classes: tuple[str, ...]
-    preparation: Preparation
-    manifest: Mapping[str, Any]
-    task: Task
-    tensors: Mapping[str, Tensor]  # the shared model, or the mean of the clients' own
-    own: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)  # client -> what it has of its own
+    classes: tuple[str, ...]  # names of the classes
+    preparation: Preparation  # of raw samples for the model
+    manifest: Mapping[str, Any]  # of the run
+    task: Task  # holds the model as a function; its federation is a stub without data
+    tensors: Mapping[str, Tensor]  # the shared tensors, and the mean of the clients' own ones
+    own: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)  # client's name -> its own tensors
 
     def logits(self, x: Tensor, client: str | None = None) -> Tensor:
-        """`[n, classes]` for raw samples `x [n, ...]`, by the shared model or by a client's own."""
+        """The logits `[n, classes]` of raw samples `x [n, ...]`, by the shared model or by that of a client."""
         shape = tuple(self.manifest["data"]["sample"]["shape"])
         if tuple(x.shape[1:]) != shape:
             raise EquipoiseError(f"Samples must be [n, {', '.join(map(str, shape))}]. Found {list(x.shape)}.")
@@ -51,19 +51,20 @@ class Loaded:
         return torch.cat(found)[:, : len(self.classes)] if found else torch.zeros(0, len(self.classes))
 
     def predict(self, x: Tensor, client: str | None = None) -> list[str]:
-        """The class names that the model gives raw samples."""
+        """The class names that the shared model, or that of a client, predicts for raw samples `x [n, ...]`."""
         return [self.classes[i] for i in self.logits(x, client).argmax(1).tolist()]
 
     @property
     def names(self) -> list[str]:
+        """The names of the run's clients."""
         return [one["name"] for one in self.manifest["data"]["clients"]]
 
 
 def load(place: Path | str, model: ModelSource | None = None) -> Loaded:
-    """The model that a run folder holds. A run with a module of your own needs that module again, as `model`."""
+    """Load the model of a run folder. If the run trained a module of your own, pass that module again as `model`."""
     run = read(Path(place))
     if not run.is_finished:
-        raise EquipoiseError(f"`{place}` holds no trained model: the run is {run.manifest['status']}. Do it again.")
+        raise EquipoiseError(f"`{place}` holds no finished run: its status is {run.manifest['status']}. Do it again.")
     facts, data = run.manifest, run.manifest["data"]
     try:
         stored = load_file(Path(place) / "model.safetensors")
@@ -110,20 +111,24 @@ def load(place: Path | str, model: ModelSource | None = None) -> Loaded:
 
 @dataclass(frozen=True)
 class Measured:
-    """What a client of other data gets from a trained model."""
+    """The scores of a trained model at one client of other data."""
 
-    client: str
-    domain: str
+    client: str  # its name
+    domain: str  # the client's own name if it has no domain
     accuracy: float
-    loss: float
-    samples: int
+    loss: float  # mean cross-entropy
+    samples: int  # how many samples were scored
 
 
 def measure(trained: Loaded, data: Federation) -> list[Measured]:
-    """Test accuracy and loss at every client of a federation, by its own model where the run left it one."""
+    """Accuracy and loss at every client of a federation, on its test samples or, if it has none, its training samples.
+
+    A client whose name the run knows is scored with its own model, if the run stored one.
+    """
     if data.classes != trained.classes:
         raise EquipoiseError(
-            f"The model knows the classes {join_words(trained.classes)}. Found {join_words(data.classes)} in `{data.name}`."
+            f"The model knows the classes {join_words(trained.classes)}. Found {join_words(data.classes)} in "
+            f"`{data.name}`."
         )
     found = []
     for client in data.clients:

@@ -1,4 +1,4 @@
-"""Run folders as they are read: finished, failed, or cut off. Nothing here needs the code that trains."""
+"""Reads run folders, whether the run finished, failed or was cut off. It does not import the code that trains."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from equipoise.errors import EquipoiseError
 
-SCHEMA = 1
+SCHEMA = 1  # the version of the folder's format
+# What the columns mean is in `docs/records.md`.
 RECORDS = pa.schema(
     [
         ("round", pa.int32()),
@@ -43,40 +44,45 @@ TABLES = {"records": RECORDS, "weights": WEIGHTS}
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """A run folder as it was read: finished, failed, or cut off."""
+    """What is in a run folder, whether the run finished, failed or was cut off."""
 
-    place: Path
-    manifest: Mapping[str, Any]
-    records: pa.Table
-    weights: pa.Table
+    place: Path  # the run folder
+    manifest: Mapping[str, Any]  # what the run was asked to do, and what became of it
+    records: pa.Table  # one row per round, client, split and metric
+    weights: pa.Table  # one row per round, client and figure
 
     @property
     def method(self) -> str:
+        """The method as text."""
         return str(self.manifest["method"])
 
     @property
     def seed(self) -> int:
+        """The run's seed."""
         return int(self.manifest["seed"])
 
     @property
     def is_finished(self) -> bool:
+        """Whether the run did all its rounds."""
         return self.manifest["status"] == "finished"
 
     @property
     def rounds_done(self) -> int:
+        """The last round that has weights in the folder; 0 if none has."""
         return int(max(self.weights["round"].to_pylist(), default=0))
 
     @property
     def clients(self) -> list[str]:
+        """The names of all clients."""
         return [client["name"] for client in self.manifest["data"]["clients"]]
 
     @property
     def domains(self) -> list[str]:
-        """The domain of each client; one without a domain is its own."""
+        """The domain of each client; a client without a domain counts as a domain of its own name."""
         return [client["domain"] or client["name"] for client in self.manifest["data"]["clients"]]
 
     def curve(self, metric: str = "accuracy", split: str = "test") -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The evaluated rounds, and one value per round and client, [rounds, clients] (nan: the client has none)."""
+        """The evaluated rounds `[rounds]`, and the values of a metric `[rounds, clients]`; NaN: the client has none."""
         table = self.records.filter((pc.field("metric") == metric) & (pc.field("split") == split))
         rounds, row = np.unique(table["round"].to_numpy(), return_inverse=True)
         place = {name: i for i, name in enumerate(self.clients)}
@@ -86,14 +92,14 @@ class Recorded:
         return rounds, values
 
     def samples(self, split: str = "test") -> NDArray[np.float64]:
-        """How many samples each client was scored on."""
+        """How many samples each client was scored on, `[clients]`."""
         table = self.records.filter((pc.field("metric") == "accuracy") & (pc.field("split") == split))
         found = dict(zip(table["client"].to_pylist(), table["samples"].to_pylist(), strict=True))
         return np.array([found.get(name, 0) for name in self.clients], dtype=float)
 
 
 def read(place: Path) -> Recorded:
-    """The run in a folder. What cannot be read is an error that says why, in one line."""
+    """Read a run folder. If it cannot be read, the error says why in one line."""
     path = place / "manifest.json"
     try:
         facts = json.loads(path.read_text())
@@ -106,7 +112,8 @@ def read(place: Path) -> Recorded:
         raise EquipoiseError(f"`{path}` is not a manifest of Equipoise, or was cut off. Do the run again.") from None
     if found > SCHEMA:
         raise EquipoiseError(
-            f"`{place}` was written by a newer Equipoise (schema {found}; this one reads up to {SCHEMA}). Update Equipoise."
+            f"`{place}` was written by a newer Equipoise (schema {found}; this one reads up to {SCHEMA}). "
+            "Update Equipoise."
         )
     lacking = {"status", "method", "seed", "data", "digest", "rounds"} - set(facts)
     if lacking:
@@ -115,6 +122,7 @@ def read(place: Path) -> Recorded:
 
 
 def _table(place: Path, name: str, schema: pa.Schema) -> pa.Table:
+    """One table of a run: from its Parquet file or, if the run did not end, from the stream written so far."""
     whole, stream = place / f"{name}.parquet", place / f"{name}.arrows"
     if whole.exists():
         try:
@@ -130,7 +138,7 @@ def _table(place: Path, name: str, schema: pa.Schema) -> pa.Table:
 
 
 def read_stream(path: Path, schema: pa.Schema) -> pa.Table:
-    """The whole batches of a stream that may be cut off anywhere."""
+    """Read a stream that may be cut off anywhere, up to its last complete batch of rows."""
     batches: list[pa.RecordBatch] = []
     with path.open("rb") as file, suppress(pa.ArrowException, OSError):
         batches.extend(pa.ipc.open_stream(file))
@@ -138,7 +146,7 @@ def read_stream(path: Path, schema: pa.Schema) -> pa.Table:
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:
-    """The run folders that are named, or lie below a named folder."""
+    """The run folders among these paths, and those directly inside the other paths."""
     found: dict[Path, None] = {}
     for path in paths:
         if not path.exists():
@@ -151,7 +159,7 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
 
 
 def read_all(paths: Iterable[Path]) -> tuple[list[Recorded], list[str]]:
-    """The runs that can be read, and a line for each that cannot."""
+    """Read all run folders at these paths: the runs that can be read, and one line for each that cannot."""
     runs, wrong = [], []
     for place in find_runs(paths):
         try:

@@ -1,7 +1,8 @@
-"""What a run leaves behind, written while it goes: `manifest.json` says what was done, `records.parquet` what was measured,
-`weights.parquet` which weight each client got and where it came from, `model.safetensors` what was learnt.
+"""Writes run folders while the run goes on.
 
-Nothing is averaged before it is stored: one row per round, client, split and metric. `docs/records.md` has every column.
+`manifest.json` says what was done, `records.parquet` what was measured, `weights.parquet` which weight each client got
+and from which figures; `model.safetensors` holds the trained model. Nothing is averaged before it is stored: records
+have one row per round, client, split and metric. `docs/records.md` explains every column.
 """
 
 from __future__ import annotations
@@ -30,9 +31,8 @@ from equipoise.runs.cost import estimate_cost
 from equipoise.runs.reading import SCHEMA, TABLES, read_stream
 
 
-
 def describe_run(run: Run, status: str = "finished", why: str = "") -> dict[str, Any]:
-    """A run's manifest: what it was asked to do, and what became of it."""
+    """The manifest of a run: what it was asked to do, and what became of it. `why` says why it failed or stopped."""
     settings = run.settings
     return {
         "schema": SCHEMA,
@@ -56,16 +56,22 @@ def describe_run(run: Run, status: str = "finished", why: str = "") -> dict[str,
 
 
 def _rejected(record: RoundRecord) -> list[dict[str, object]]:
+    """The clients whose answers did not count in a round, as rows for the manifest."""
     return [{"round": record.round, **asdict(one)} for one in record.rejected]
 
 
-# --------------------------------------------------------------------------- writing
 class Recorder:
-    """Writes a run's folder round by round. Until the run ends, rows are in Arrow streams, which can be read up to the
-    last whole round however the run ended; then they become Parquet files."""
+    """Writes a run's folder round by round.
+
+    Rows go into Arrow streams, which can be read up to the last complete round even if the run is cut off. When the run
+    is over, they become Parquet files.
+    """
 
     def __init__(self, run: Run, folder: Path) -> None:
-        """`run` is the run before its first round, or as it ended. The folder is this recorder's alone until it is done."""
+        """Begin the folder of a run, in place of an older one, and lock it until `finish` or `fail`.
+
+        `run` is the run before its first round, or when it is over.
+        """
         self.facts = describe_run(replace(run, rounds=(), warnings=()), "running")
         self.place = folder / run.settings.name
         self.clients = [client.name for client in run.task.federation.clients]
@@ -84,7 +90,7 @@ class Recorder:
             raise _unwritable(self.place, error) from None
 
     def add(self, record: RoundRecord) -> None:
-        """One more round. What was rejected or warned of is in the manifest at once, whatever becomes of the run."""
+        """Write one more round. Rejections and warnings go into the manifest at once, in case the run is cut off."""
         scores = [{"round": record.round, **asdict(score)} for score in record.scores]
         rows = {"records": scores, "weights": list(_weights(record, self.clients))}
         try:
@@ -99,7 +105,7 @@ class Recorder:
             raise _unwritable(self.place, error) from None
 
     def finish(self, run: Run) -> Path:
-        """The run is over: join the rows, keep the model, and say so."""
+        """Write what is left when the run is over: the tables as Parquet files, the model, and the final manifest."""
         self._close()
         try:
             for name, schema in TABLES.items():
@@ -116,12 +122,13 @@ class Recorder:
         return self.place
 
     def fail(self, why: str) -> None:
-        """The run could not be done. What there is of it stays."""
+        """Mark the run as failed in its manifest. The rounds written so far stay."""
         self._close()
         with self.lock, suppress(OSError):
             _write(self.place / "manifest.json", {**self.facts, "status": "failed", "why": why})
 
     def _close(self) -> None:
+        """Close the streams."""
         for name in TABLES:
             with suppress(OSError):
                 self.streams[name].close()
@@ -129,7 +136,7 @@ class Recorder:
 
 
 def save(run: Run, folder: Path) -> Path:
-    """Write a run that is over into a folder of its own below `folder`, and return it."""
+    """Write a run that is over into a new folder inside `folder`, and return its path."""
     recorder = Recorder(run, folder)
     for record in run.rounds:
         recorder.add(record)
@@ -137,7 +144,7 @@ def save(run: Run, folder: Path) -> Path:
 
 
 def _weights(record: RoundRecord, names: list[str]) -> Iterable[dict[str, object]]:
-    """One row per client and figure; a figure that all clients share (`n_eff`) stands with each of them."""
+    """One row per client and figure. A figure with one value for all clients (`n_eff`) is repeated for each of them."""
     figures = record.figures or {"": (math.nan,)}
     for i, client in enumerate(record.clients):
         for figure, values in figures.items():
@@ -147,12 +154,12 @@ def _weights(record: RoundRecord, names: list[str]) -> Iterable[dict[str, object
 
 
 def _tensors(run: Run) -> dict[str, Tensor]:
-    """The model under its own names; what a client has of its own under `client NAME/`."""
+    """The tensors of the model by name, and those that a client has of its own under `client NAME/`."""
     everyone = range(len(run.task.federation))
     whole = collect_tensors(run.task, run.server, run.states, everyone)
     found = dict(whole)
     own = set(run.task.personal.names)
-    if not run.federation.is_elsewhere:  # otherwise they stayed at the sites
+    if not run.federation.is_elsewhere:  # otherwise private tensors are not here, but at the sites
         own |= run.task.private | {name for name, policy in run.task.policies.items() if policy == "local"}
     for k in everyone if own else ():
         mine = collect_tensors(run.task, run.server, run.states, [k])
@@ -161,19 +168,18 @@ def _tensors(run: Run) -> dict[str, Tensor]:
 
 
 def _write(path: Path, facts: Mapping[str, object]) -> None:
-    """All of a file or nothing of it."""
+    """Write a file at once, so that it is never half written."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(facts, indent=2, default=_plain) + "\n")
     new.replace(path)
 
 
 def _unwritable(place: Path, error: Exception) -> EquipoiseError:
+    """The error for a folder that cannot be written."""
     why = getattr(error, "strerror", None) or error
     return EquipoiseError(f"Cannot write the run to `{place}`: {why}. Choose another --out.")
 
 
 def _plain(value: object) -> object:
+    """A value that JSON does not know, as a dict or as text."""
     return dict(value) if isinstance(value, Mapping) else str(value)
-
-
-# --------------------------------------------------------------------------- reading

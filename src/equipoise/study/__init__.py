@@ -1,1 +1,1 @@
-"""Many runs, and what they show together."""
+"""Studies: many runs, and the tables and reports that show their results together."""

@@ -1,4 +1,4 @@
-"""Outcomes of several methods and seeds -> one table."""
+"""Comparisons: one table of the results of several methods, each with several seeds."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from equipoise.metrics import figures
 from equipoise.task import ModelSource
 from equipoise.training import Training
 
-HIGHER_IS_BETTER = {"STD": False}
+HIGHER_IS_BETTER = {"STD": False}  # true of every column that is not named here
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure over seeds, in percent."""
+    """One figure of one method, in percent."""
 
-    mean: float
+    mean: float  # over seeds
     spread: float | None  # sample standard deviation (ddof 1) over seeds; None for one seed
 
     def __str__(self) -> str:
@@ -34,12 +34,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows are methods, columns are domains and the figures over them."""
+    """A table with a row per method. Its columns are the domains, and figures over the domains."""
 
     columns: tuple[str, ...]
-    rows: dict[str, dict[str, Cell]]
-    seeds: int
-    runs: tuple[Run, ...] = ()  # method by method and seed by seed, where they were done here
+    rows: dict[str, dict[str, Cell]]  # method -> column -> cell
+    seeds: int  # of the method that has most
+    runs: tuple[Run, ...] = ()  # the runs of `compare`, by method, then by seed; empty for stored runs
 
     def __str__(self) -> str:
         lines = [("method", *self.columns), *((name, *map(str, row.values())) for name, row in self.rows.items())]
@@ -47,7 +47,7 @@ class Comparison:
         return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines)
 
     def best(self, column: str) -> set[str]:
-        """The methods whose mean is best in a column, to the printed digit."""
+        """The methods whose mean in a column is the best one, to the printed digit."""
         sign = 1 if HIGHER_IS_BETTER.get(column, True) else -1
         top = max(round(sign * row[column].mean, 1) for row in self.rows.values())
         return {name for name, row in self.rows.items() if round(sign * row[column].mean, 1) == top}
@@ -91,7 +91,11 @@ def compare(
 
 
 def tabulate(results: Sequence[tuple[str, Mapping[str, float]]], most_domains: int = 8) -> Comparison:
-    """Per-domain test accuracy and AVG, STD (ddof 0), MIN over domains, each as mean and spread over seeds."""
+    """Tabulate the accuracy of each domain, and AVG, STD (ddof 0) and MIN over domains: mean and spread over seeds.
+
+    `results` has an entry per run: its method, and the accuracy by domain. If there are more than `most_domains`
+    domains, they get no columns of their own.
+    """
     by_method: dict[str, list[Mapping[str, float]]] = {}
     for method, values in results:
         by_method.setdefault(method, []).append(values)

@@ -1,4 +1,4 @@
-"""Experiments as TOML files: methods x data x seeds x grids of parameters -> jobs."""
+"""Experiment files: TOML that asks for all combinations of methods, data, seeds and parameters."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ SETTINGS = (
     "eval_every",
     "with_validation",
     "keep",
-)  # of a `Job`
-LISTS = ("methods", "data", "seeds", "grid", "training")
-MOST = 10_000  # seeds
-KEY = re.compile(r"\s*([A-Za-z0-9_.\"' -]+?)\s*=")
+)  # keys that set a field of all jobs
+LISTS = ("methods", "data", "seeds", "grid", "training")  # keys that are lists or tables
+MOST = 10_000  # seeds that an experiment may have
+KEY = re.compile(r"\s*([A-Za-z0-9_.\"' -]+?)\s*=")  # at the beginning of a line of TOML
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Many runs, and the data that they share, loaded once."""
+    """The runs that a file asks for, and their data, loaded once."""
 
     jobs: tuple[Job, ...]
-    data: Mapping[str, Federation]  # as the jobs name it
+    data: Mapping[str, Federation]  # by the name that the jobs have for it
 
 
 def read_experiment(path: Path) -> Experiment:
-    """Every run that an experiment file asks for.
+    """Read the experiment file at `path`: every run that it asks for.
 
-    `methods`, `data` and `seeds` are lists; `[grid.fedheal]` gives lists of values for a method's parameters, and every
-    combination of them is a method of its own; `[training]` changes the data sets' local training. All that is wrong with a
-    file is said at once, each with its line.
+    `methods`, `data` and `seeds` are lists. `[grid.fedheal]` gives lists of values for a method's parameters, and every
+    combination of them is a method of its own. `[training]` changes the local training of all data sets. All that is
+    wrong with a file is said in one error, each mistake with its line.
     """
     file = _File.read(path)
     for name in file.plan:
@@ -76,7 +76,7 @@ def read_experiment(path: Path) -> Experiment:
 
 
 def load_or_look_up(dataset: str, mistakes: Mistakes) -> Federation | None:
-    """The data. Loading can take long: where something else is wrong already, only the name is looked at."""
+    """Load the data. If mistakes were found already, only check the name, because loading can take long."""
     if not mistakes.found:
         return load_federation(dataset)
     if not is_path(dataset):
@@ -84,18 +84,19 @@ def load_or_look_up(dataset: str, mistakes: Mistakes) -> Federation | None:
     return None
 
 
-# --------------------------------------------------------------------------- where things stand
+# --------------------------------------------------------------------------- the file and its lines
 @dataclass(frozen=True)
 class _File:
-    """A file's content, and what is wrong with it."""
+    """An experiment file, and what is wrong with it."""
 
     path: Path
     text: str
-    plan: Mapping[str, Any]
+    plan: Mapping[str, Any]  # the text as TOML
     mistakes: Mistakes = field(default_factory=Mistakes)
 
     @classmethod
     def read(cls, path: Path) -> _File:
+        """Read a file. If it is not TOML, the error names the line."""
         text = ""
         try:
             text = path.read_text(encoding="utf-8")
@@ -110,7 +111,7 @@ class _File:
             ) from None
 
     def place(self, *keys: str, item: str = "") -> str:
-        """`file.toml:7`, where a key stands, or an item of its list; the file alone where that cannot be told."""
+        """Where a key stands, or an item of its list, such as `file.toml:7`; only the file if the line is not found."""
         table: list[str] = []
         line = 0
         for number, content in enumerate(self.text.splitlines(), 1):
@@ -126,17 +127,20 @@ class _File:
         return f"{self.path}:{line}" if line and not item else self.place(*keys) if item else str(self.path)
 
     def noted(self, *keys: str, item: str = "") -> AbstractContextManager[None]:
+        """Note an error that is raised inside as a mistake in the line of this key."""
         return self.mistakes.noted(self.place(*keys, item=item))
 
     def wrong(self, what: str, *keys: str) -> None:
+        """Note a mistake in the line of this key."""
         self.mistakes.found.append(f"{self.place(*keys)}: {what}")
 
 
 def _names(dotted: str) -> list[str]:
+    """The parts of a dotted key of TOML, without quotes."""
     return [part.strip(" \t\"'") for part in dotted.split(".")]
 
 
-# --------------------------------------------------------------------------- what stands there
+# --------------------------------------------------------------------------- what its keys say
 def _known(name: str, names: Sequence[str], what: str) -> None:
     if name not in names:
         raise EquipoiseError(f"{what} has no `{name}`.{did_you_mean(name, names)} Known: {', '.join(names)}.")
@@ -185,11 +189,11 @@ def _seeds(file: _File) -> list[int]:
             )
         require(len(several) <= MOST, "seeds", f"at most {MOST}", given)
         found = [int(str(fit_to_type(seed, int, "each of the seeds"))) for seed in several]
-    return list(dict.fromkeys(found))  # none of them, where a mistake was noted
+    return list(dict.fromkeys(found))  # empty if a mistake was noted
 
 
 def _expanded(file: _File) -> list[str]:
-    """Methods with every combination of their grids' values."""
+    """The methods, each with every combination of the values in its grid."""
     grids = _table(file, "grid")
     for name in [name for name, grid in grids.items() if not isinstance(grid, dict)]:
         file.wrong("a grid is a table for a method, such as [grid.fedheal] with tau = [0.2, 0.3].", "grid", name)
@@ -213,7 +217,7 @@ def _expanded(file: _File) -> list[str]:
 
 
 def _axis(file: _File, method: str, name: str, values: object) -> list[tuple[str, str, object]]:
-    """The values of a method's parameter that can be used."""
+    """The values in the grid of a parameter, as (method, parameter, value). Those that cannot be used are noted."""
     found = []
     for value in values if isinstance(values, list) else [values]:
         with file.noted("grid", method, name):
@@ -223,6 +227,6 @@ def _axis(file: _File, method: str, name: str, values: object) -> list[tuple[str
 
 
 def _at(call: Call, point: Sequence[tuple[str, str, object]]) -> Call:
-    """A call with the values that a point of the grid has for it."""
+    """A method's call with the parameters that this point of the grid has for it."""
     changed = {name: value for method, name, value in point if method == call.name}
     return Call(call.name, tuple({**dict(call.arguments), **changed}.items()))

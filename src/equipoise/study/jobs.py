@@ -1,4 +1,4 @@
-"""One run as text and numbers, which travels to worker processes; and what is done to do it and keep it."""
+"""Jobs: runs described by text and numbers, so that worker processes can be told what to do; and how they are done."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from equipoise.runs.writing import Recorder
 from equipoise.training import Training
 from equipoise.types import Server
 
-CHECKPOINT_EVERY = 10  # rounds
+CHECKPOINT_EVERY = 10  # rounds between two checkpoints
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run of a comparison."""
+    """One run. What is None comes from the protocol of the data set."""
 
     method: str = "fedavg"
     dataset: str = "scanners"
@@ -44,13 +44,13 @@ class Job:
     runner: RunnerName = "auto"
     device: str = "cpu"
     eval_every: int = 1
-    with_validation: bool = False  # set some training data aside, so that methods and rounds can be chosen by it
-    guard: bool = False  # against lying losses, as in a deployment
-    live: tuple[str, ...] = ()  # other views of the same records: `mlflow`, `tensorboard`
-    keep: tuple[str, ...] = ()  # what is kept beyond the records, see `runs/kept.py`
+    with_validation: bool = False  # set training data aside, by which methods and rounds can be chosen
+    guard: bool = False  # limit what a false loss can gain, as in a deployment
+    live: tuple[str, ...] = ()  # tools that show the records during the run: `mlflow`, `tensorboard`
+    keep: tuple[str, ...] = ()  # what is kept for plots besides the records, such as `conflicts` or `features`
 
     def settings(self, data: Federation, threads: int | None = None) -> Settings:
-        """All that decides what the run computes on these data."""
+        """The settings of the run on these data. `threads` is the number of cores to use; None: all."""
         return Settings.of(
             self.method,
             data.with_validation() if self.with_validation else data,
@@ -69,21 +69,24 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a comparison keeps of a run; the rest is in its folder."""
+    """What a comparison needs of a finished run. Everything else is in the run's folder."""
 
     method: str
     seed: int
-    by_domain: dict[str, float]
-    seconds: float
-    folder: Path
+    by_domain: dict[str, float]  # final test accuracy
+    seconds: float  # of the whole run
+    folder: Path  # of the run
     warnings: tuple[str, ...]
     dataset: str  # as the job names it
-    not_kept: Mapping[str, str]  # what was asked for and this run cannot give, and why
+    not_kept: Mapping[str, str]  # what the job asked to keep but this run cannot give, and why
 
 
 def list_jobs(methods: Sequence[str], data: Federation, seeds: Sequence[int], template: Job) -> list[Job]:
-    """The template with every method and seed. If one of the methods needs validation data, or it is asked for, all of them set
-    it aside: the methods of a comparison train on the same samples."""
+    """The template with every method and seed.
+
+    If one of the methods needs validation data, all set them aside: the methods of a comparison train on the same
+    samples.
+    """
     needs = any(adapt_to_data(parse(method), data.dataset).validates for method in methods)
     one = replace(template, with_validation=needs or template.with_validation)
     return [replace(one, method=method, seed=seed) for method in methods for seed in seeds]
@@ -106,8 +109,10 @@ def run_and_record(
     on_round: Callable[[RoundRecord], None] | None = None,
     checkpoint: Checkpoints | None = None,
 ) -> tuple[Run, Path]:
-    """Do all rounds of a run that `prepare_simulation` began, and write its folder while it goes. Its checkpoints, if any,
-    are removed when it is over."""
+    """Do all rounds of a run that `prepare_simulation` began, and write its folder as it goes.
+
+    Returns the run and its folder. The run's checkpoints, if there are any, are removed when it is finished.
+    """
     settings = begun.settings
     place = folder / settings.name
     writers: list[Recorder | View] = [Recorder(begun, folder)]
@@ -140,14 +145,14 @@ def run_and_record(
 
 
 def place_checkpoints(job: Job, folder: Path, every: int = CHECKPOINT_EVERY, resume: bool = True) -> Checkpoints:
-    """Where the checkpoints of a run go: to a folder that belongs to these settings alone."""
+    """Where the checkpoints of a job go: to a folder that belongs to this job alone."""
     name = re.sub(r"[^A-Za-z0-9]+", "_", f"{job.dataset}-{job.method}-seed{job.seed}")[:80]
     digest = hashlib.sha256(repr(replace(job, live=(), keep=())).encode()).hexdigest()[:8]
     return Checkpoints(folder / FOLDER / f"{name}-{digest}", every, resume)
 
 
 def summarise(run: Recorded, dataset: str) -> Outcome:
-    """What a comparison keeps of a stored run: the final accuracy of each domain, the mean over its clients."""
+    """The outcome of a stored run. The accuracy of a domain is the mean over its clients after the last round."""
     final = run.curve()[1][-1]
     by_domain: dict[str, list[float]] = {}
     for domain, value in zip(run.domains, final.tolist(), strict=True):

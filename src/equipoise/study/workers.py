@@ -1,4 +1,4 @@
-"""Many runs side by side, on the cores there are."""
+"""Worker processes, which do many runs side by side."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ from equipoise.study.jobs import Job, Outcome, find_finished, place_checkpoints,
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is."""
+    """How far a run is, after a round that was evaluated."""
 
-    job: int
-    round: int
-    worst: float
-    average: float
+    job: int  # its place in the list of jobs
+    round: int  # counted from 1
+    worst: float  # accuracy of the worst client
+    average: float  # mean accuracy over clients
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,11 @@ class Failure:
 def execute_all(
     todo: Sequence[Job], folder: Path, on_progress: Callable[[Progress], None], workers: int | None = None
 ) -> Iterator[Outcome | Failure]:
-    """Do all runs, as many at once as there are cores, and give each outcome when it is there.
+    """Do all runs, by default as many at once as there are cores, and yield each outcome as soon as the run is over.
 
-    What is finished already, with the same settings, is not done again; what was cut off goes on from its last checkpoint. A
-    run that cannot be done (it diverges, say) is a `Failure`; the others go on. When the caller stops listening, so do workers.
+    A run that is finished already, with the same settings, is not done again; one that was cut off goes on from its
+    last checkpoint. A run that cannot be done, for example because it diverges, yields a `Failure`, and the others go
+    on. When the caller stops iterating, the workers are ended.
     """
     count = min(workers or count_cores(), len(todo))
     require(count >= 1, "workers", "at least 1", workers)
@@ -97,12 +98,12 @@ def execute_all(
 
 
 def _work(pipe: Connection, folder: Path, threads: int, plugins: Sequence[Path]) -> None:
-    """A worker's life: do the jobs that come through the pipe, until it is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C, and ends its workers
+    """Do the jobs that come through the pipe, until it is closed. This is what a worker process runs."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends its workers
     torch.set_num_threads(threads)
-    warnings.simplefilter("ignore")  # warnings travel back with the outcome
+    warnings.simplefilter("ignore")  # the outcome holds the warnings
     load_plugins(plugins)
-    loaded: dict[str, Federation] = {}  # the data of the last job: most runs of a comparison share them
+    loaded: dict[str, Federation] = {}  # the data of the last job, which the next one often shares
     while True:
         try:
             number, job = pipe.recv()
@@ -125,7 +126,7 @@ def _work(pipe: Connection, folder: Path, threads: int, plugins: Sequence[Path])
 
 
 def _do(job: Job, data: Federation, folder: Path, tell: Callable[[RoundRecord], None], threads: int) -> Outcome:
-    """One job, unless it is done already."""
+    """Do a job, unless a finished run is there already, and return its outcome."""
     settings = job.settings(data, threads)
     checkpoint = place_checkpoints(job, folder)
     place = find_finished(job, settings, folder)

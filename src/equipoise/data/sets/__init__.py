@@ -1,1 +1,1 @@
-"""The data sets, a file each."""
+"""The data sets: one file each."""

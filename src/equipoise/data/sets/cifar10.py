@@ -1,4 +1,4 @@
-"""CIFAR-10 in shards: a hundred clients with two classes or so each (FedFE's and FedFV's study)."""
+"""CIFAR-10 in shards: a hundred clients with about two classes each, as in the papers of FedFE and FedFV."""
 
 from __future__ import annotations
 
@@ -34,5 +34,5 @@ PRESETS = {
 
 
 def cifar10(preset: Literal["cpu", "fedfe", "fedfv"] = "cpu", seed: int = 0) -> Federation:
-    """A hundred clients with two shards of CIFAR-10 each, a tenth of them in a round."""
+    """A hundred clients with two shards of CIFAR-10 each, a tenth of them in each round."""
     return build_shard_federation("cifar10", SOURCE, CLASSES, CLIENTS, PRESETS[preset], NORMALISED, seed)

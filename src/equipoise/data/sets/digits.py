@@ -16,9 +16,10 @@ CLASSES = tuple("0123456789")
 DOMAINS = ("mnist", "usps", "svhn", "syn")
 INPUT_SHAPE = (3, 32, 32)
 MODEL = "resnet10"
+# Domain -> training and test images of the complete data.
 COMPLETE = {"mnist": (60_000, 10_000), "usps": (7_291, 2_007), "svhn": (73_257, 26_032), "syn": (10_000, 2_000)}
-SAMPLES = {"mnist": 600, "usps": 72, "svhn": 732, "syn": 100}  # of a client: 1 % of the complete training sets
-GENERATED = 2_000  # images of each split that stand in for SYN
+SAMPLES = {"mnist": 600, "usps": 72, "svhn": 732, "syn": 100}  # per client: 1 % of the complete training sets
+GENERATED = 2_000  # images per split that stand in for SYN
 
 SOURCES = {
     "mnist": Source("MNIST", "mnist", "https://huggingface.co/datasets/ylecun/mnist", "ylecun/mnist", "mnist"),
@@ -64,7 +65,7 @@ PRESETS = {
 def digits(preset: Literal["cpu", "fedheal", "fedequilibria", "f2dc"] = "cpu", seed: int = 0) -> Federation:
     """MNIST, USPS, SVHN and SYN: ten digits in four domains.
 
-    Where SYN's files are not there, digits that we draw with fonts take its place, and the domain is called `generated`.
+    Where SYN's files are missing, digits drawn with fonts take its place, and the domain is called `generated`.
     """
     chosen, notes = PRESETS[preset], []
     domains: dict[str, tuple[PictureSet, PictureSet]] = {
@@ -82,7 +83,8 @@ def digits(preset: Literal["cpu", "fedheal", "fedequilibria", "f2dc"] = "cpu", s
 
 
 def _synthetic() -> tuple[PictureSet, PictureSet] | None:
-    """SYN's two parts where its files are there: as Parquet, or as the image folders that its authors offer."""
+    """SYN's training and test images, if its files are there: as Parquet, or as the image folders that its authors
+    offer."""
     for place in SYN.places():
         if (place / "imgs_train").is_dir():
             train, test = (folder_part(f"syn/{name}", place / name, CLASSES) for name in ("imgs_train", "imgs_valid"))

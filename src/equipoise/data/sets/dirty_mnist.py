@@ -1,4 +1,4 @@
-"""Dirty MNIST: five clients whose handwritten digits are ever more ambiguous (EAGLE's study)."""
+"""Dirty MNIST: five clients whose handwritten digits are more and more ambiguous, as in the paper of EAGLE."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ DOMAINS = ()
 INPUT_SHAPE = (1, 28, 28)
 MODEL = "cnn"
 AMBIGUOUS = (0.0, 0.25, 0.5, 0.75, 1.0)  # share of ambiguous images at each client
-SAMPLES = 1_600  # of each client
+SAMPLES = 1_600  # per client
 SHARES = (0.6, 0.2, 0.2)
 BLENDS = 6_000  # generated ambiguous images
-VERSION = "2"  # of these; the cache makes them again when it grows
+VERSION = "2"  # raise it when the blends change: the cache then makes them again
 SOURCE = Source(
     "Ambiguous-MNIST",
     "ambiguous_mnist",
@@ -51,7 +51,8 @@ PRESETS = {
 def dirty_mnist(preset: Literal["cpu", "eagle"] = "cpu", seed: int = 0) -> Federation:
     """Five clients with 1,600 handwritten digits each, of which 0, 25, 50, 75 and 100 % are ambiguous.
 
-    Where Ambiguous-MNIST is not there, blends of two digits, labelled as either of them, take its place: *generated* ones.
+    Where the files of Ambiguous-MNIST are missing, *generated* images take its place: blends of two digits, labelled as
+    either of them.
     """
     clean = SOURCES["mnist"].part("train", CLASSES)
     real = any(find_shards(place, "train") for place in SOURCE.places())
@@ -59,7 +60,7 @@ def dirty_mnist(preset: Literal["cpu", "eagle"] = "cpu", seed: int = 0) -> Feder
     images = open_pool("dirty-mnist", [clean, ambiguous])
     pools = [images.parts[part.name] for part in (clean, ambiguous)]
     if not real:
-        pools[0] = pools[0][: len(pools[0]) // 2]  # the blends are made of the others
+        pools[0] = pools[0][: len(pools[0]) // 2]  # the blends are made from the other half
     orders = [
         places[seeds.permutation(len(places), seed, "dirty-mnist", part.name)]
         for places, part in zip(pools, (clean, ambiguous), strict=True)

@@ -1,4 +1,4 @@
-"""EMNIST ByClass: 62 handwritten characters, split unequally over ten clients (EAGLE's study)."""
+"""EMNIST ByClass: 62 handwritten characters, split unequally over ten clients, as in the paper of EAGLE."""
 
 from __future__ import annotations
 
@@ -50,10 +50,11 @@ PRESETS = {
 
 
 def emnist(alpha: float = 0.1, preset: Literal["cpu", "eagle"] = "cpu", seed: int = 0) -> Federation:
-    """62 handwritten characters over ten clients, every class by a Dirichlet draw of its own.
+    """62 handwritten characters over ten clients, every class split by its own Dirichlet draw.
 
-    20,000 images of the official test split, a fixed stratified choice. The paper's alphas are 0.1, 0.5, 1 and 2000, its
-    models `linear` and `cnn`, its seeds 0, 42, 100 and 200, for the partition (`seed` here) and for the run.
+    The images are a fixed stratified choice of 20,000 from the official test split. The paper's alphas are 0.1, 0.5, 1
+    and 2000, its models `linear` and `cnn`, and its seeds 0, 42, 100 and 200, for the partition (`seed` here) and for
+    the run.
     """
     images = open_pool("emnist", [_part()])
     parts = dirichlet(images.y, CLIENTS, alpha, min_size=10, seed=seed)
@@ -73,7 +74,7 @@ def emnist(alpha: float = 0.1, preset: Literal["cpu", "eagle"] = "cpu", seed: in
 
 
 def _part() -> PictureSet:
-    """Some of the official test split, which lies there as Parquet or as NIST offers it."""
+    """The chosen images of the official test split, whose files are Parquet or as NIST offers them."""
     whole = None
     for place in SOURCE.places():
         files = [place / name for name in SOURCE.layout.split(" and ")]
@@ -91,7 +92,7 @@ def _chosen(whole: PictureSet) -> Pictures:
 
 
 def _idx(images: Path, labels: Path) -> Pictures:
-    """NIST's files: a header of big-endian sizes, then bytes. Its images lie on their side."""
+    """The images of NIST's files, which have a header of big-endian sizes, then bytes. Images are stored transposed."""
     pixels, numbers = (_array(path) for path in (images, labels))
     if pixels.ndim != 3 or len(pixels) != len(numbers):
         raise EquipoiseError(f"`{images}` and `{labels}` do not belong together. Fetch them again.")

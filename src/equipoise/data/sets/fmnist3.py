@@ -1,4 +1,4 @@
-"""Fashion-MNIST, three clients with one kind of clothes each (FedFE's and FedFV's study)."""
+"""Fashion-MNIST: three clients with one kind of clothes each, as in the papers of FedFE and FedFV."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PRESETS = {
 
 
 def fmnist3(preset: Literal["cpu", "fedfe", "fedfv"] = "cpu", seed: int = 0) -> Federation:
-    """T-shirts, pullovers and shirts: three clients with all 7,000 images of one of them each."""
+    """T-shirts, pullovers and shirts: three clients, each with all 7,000 images of one kind."""
     chosen = PRESETS[preset]
     images = open_pool("fashion-mnist", [SOURCE.part(split, ALL) for split in ("train", "test")])
     parts = {name: (images.y == ALL.index(name)).nonzero()[:, 0] for name in CLASSES}

@@ -1,4 +1,4 @@
-"""EAGLE's synthetic study: three clients, two classes, two dimensions."""
+"""The synthetic data of EAGLE's paper: three clients, two classes, two dimensions."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ MEANS = (2.0, 0.5, 0.1)  # client k's classes lie around +-(mean, mean): easy, h
 def gaussians(rotate: int = 0, samples: int = 100, seed: int = 0) -> Federation:
     """Three clients with two Gaussian classes each, ever harder to tell apart; one client is rotated by 45 degrees.
 
-    `rotate` names that client. The figures of the paper need client 0 (clients 1 and 2 share their optimum); its text says
-    client 2. All three parts of a client are drawn from the same distribution, `samples` each.
+    `rotate` is the number of that client. The paper's text says client 2, but its figures fit only client 0: in them,
+    clients 1 and 2 share their optimum. The training, validation and test parts of a client have `samples` samples
+    each, from the same distribution.
     """
     require(rotate in (0, 1, 2), "rotate", "0, 1 or 2", rotate)
     require(samples >= 2, "samples", "at least 2", samples)

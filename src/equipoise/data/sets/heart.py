@@ -1,4 +1,4 @@
-"""Heart disease at four real hospitals: small tables of unequal size, with very different gaps in them."""
+"""Heart disease at four real hospitals: small tables of unequal size, with very different values missing."""
 
 from __future__ import annotations
 
@@ -56,8 +56,9 @@ PRESETS = {
 def heart(preset: Literal["cpu"] = "cpu", seed: int = 0) -> Federation:
     """Heart disease at four hospitals: 13 columns with gaps, ill or healthy.
 
-    Models `linear` and `mlp(hidden=(16,))` suit it. Each hospital fills its own gaps and scales its own numbers; nothing but
-    the list of columns is shared. Two thirds of each hospital's patients train, one third tests, the ill and the healthy alike.
+    Models `linear` and `mlp(hidden=(16,))` suit it. Each hospital fills its own gaps and scales its own numbers;
+    nothing but the list of columns is shared. Of the ill and of the healthy patients of each hospital, two thirds train
+    and one third tests.
     """
     x, y, clients, size = [], [], [], 0
     for name, path in _files().items():
@@ -84,7 +85,7 @@ def _files() -> dict[str, Path]:
 
 
 def _found() -> dict[str, Path] | None:
-    """The hospitals' files, where all of them lie together."""
+    """The hospitals' files, if all of them are in one place."""
     for place in SOURCE.places():
         files = {domain: place / f"processed.{domain}.data" for domain in DOMAINS}
         if all(path.exists() for path in files.values()):

@@ -1,4 +1,4 @@
-"""MNIST in shards: two hundred clients with two digits or so each (FedFE's and FedFV's study)."""
+"""MNIST in shards: two hundred clients with about two digits each, as in the papers of FedFE and FedFV."""
 
 from __future__ import annotations
 
@@ -33,5 +33,5 @@ PRESETS = {
 
 
 def mnist_shards(preset: Literal["cpu", "fedfe", "fedfv"] = "cpu", seed: int = 0) -> Federation:
-    """Two hundred clients with two shards of MNIST each, a tenth of them in a round."""
+    """Two hundred clients with two shards of MNIST each, a tenth of them in each round."""
     return build_shard_federation("mnist-shards", SOURCES["mnist"], CLASSES, CLIENTS, PRESETS[preset], Images(), seed)

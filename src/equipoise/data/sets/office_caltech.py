@@ -14,6 +14,7 @@ CLASSES = (
 DOMAINS = ("amazon", "caltech", "dslr", "webcam")
 INPUT_SHAPE = (3, 32, 32)
 MODEL = "resnet10"
+# Domain -> training and test images of the complete data.
 COMPLETE = {"amazon": (768, 190), "caltech": (899, 224), "dslr": (127, 30), "webcam": (237, 58)}
 SOURCE = Source(
     "Office-Caltech-10",

@@ -12,6 +12,7 @@ CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 DOMAINS = ("photo", "art_painting", "cartoon", "sketch")
 INPUT_SHAPE = (3, 32, 32)
 MODEL = "resnet10"
+# Domain -> training and test images of the complete data.
 COMPLETE = {"photo": (1336, 334), "art_painting": (1640, 408), "cartoon": (1876, 468), "sketch": (3144, 785)}
 SOURCE = Source(
     "PACS", "pacs", "https://huggingface.co/datasets/flwrlabs/pacs", "flwrlabs/pacs", layout="<domain>/<class>/<image>"

@@ -10,7 +10,7 @@ from equipoise import seeds
 from equipoise.data.federation import Client, Federation, Protocol
 from equipoise.training import Training
 
-# Scanner -> training samples of each of its clients. The clean scanner dominates, as one large hospital does.
+# Scanner -> training samples of each of its clients. The clean scanner dominates, as one large hospital would.
 SIZES = {
     "clean": (160, 120, 80),
     "inverted": (100, 60, 40),
@@ -18,12 +18,12 @@ SIZES = {
     "rotated": (60, 40, 20),
 }
 TEST = 400  # images that no client trains on; every scanner sees all of them
-VALIDATION = 0.25  # of a client's training size, on top of it
+VALIDATION = 0.25  # validation samples of a client per training sample, on top of these
 
 
 def scanners(seed: int = 0) -> Federation:
     """Twelve clients with four kinds of scanners: clean, inverted, blurred and noisy, rotated with low contrast."""
-    from sklearn.datasets import load_digits  # takes most of a second: only when it is needed
+    from sklearn.datasets import load_digits  # takes most of a second: imported only when it is needed
 
     digits = load_digits()
     images = torch.from_numpy(digits.images).float() / 16

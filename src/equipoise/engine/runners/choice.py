@@ -1,4 +1,4 @@
-"""Which runner serves which task."""
+"""Chooses the runner that suits a task, and opens it."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from equipoise.task import Task
 
 RunnerName = Literal["auto", "inline", "vectorised", "processes"]
 RUNNERS = tuple(name for name in get_args(RunnerName) if name != "auto")
-SMALL_MODEL = 1_000_000  # parameters: beyond it a client alone keeps a core busy
-BUSY_ROUND = 2e9  # floating-point operations: below it a round is over before processes have exchanged their messages
-LONG_RUN = 1e12  # below it a run is over before worker processes have started
+SMALL_MODEL = 1_000_000  # parameters: with more, a single client keeps a core busy
+BUSY_ROUND = 2e9  # floating-point operations: below it, messages between processes take longer than the round
+LONG_RUN = 1e12  # floating-point operations: below it, a run is over before worker processes have started
 
 
 def count_cores() -> int:
@@ -28,7 +28,7 @@ def count_cores() -> int:
 
 
 def choose_runner(name: RunnerName, method: Method, task: Task, cohort: int, rounds: int, available: int) -> str:
-    """The runner to use: the one asked for, or the one that is faster for this task."""
+    """The name of the runner to use: the one asked for or, for `auto`, the fastest for this task."""
     if name not in get_args(RunnerName):
         raise EquipoiseError(f"Runner must be one of {', '.join(get_args(RunnerName))}. Found {name!r}.")
     if name == "vectorised" and not task.training.stacks:
@@ -51,7 +51,7 @@ def choose_runner(name: RunnerName, method: Method, task: Task, cohort: int, rou
 
 
 def _samples_per_client(task: Task) -> float:
-    """How many samples a client passes through the model in a round, on average."""
+    """How many samples a client passes through the model per round, on average."""
     held = task.federation.total_samples / len(task.federation)
     training = task.training
     return held * training.epochs if training.steps is None else training.steps * min(training.batch or held, held)
@@ -59,9 +59,12 @@ def _samples_per_client(task: Task) -> float:
 
 @contextmanager
 def open_runner(name: str, method: Method, task: Task, cohort: int, available: int, sums: bool) -> Iterator[Runner]:
-    """The runner of this name, for the time of a run. `sums` lets it give the weighted sum of the updates alone."""
+    """Open the runner of this name for the length of a run. With `sums` it returns only the weighted sum of the
+    updates."""
     if name == "processes":
-        stacked = count_fitting_at_once(task, cohort) if task.stacked is not None else 1  # convolutions gain nothing
+        stacked = (
+            count_fitting_at_once(task, cohort) if task.stacked is not None else 1
+        )  # convolutions gain nothing from it
         workers = Workers(method, task, cohort, available, stacked, sums)
         try:
             yield workers

@@ -1,4 +1,4 @@
-"""The clients' half of a round in this process: one client at a time, or many with stacked tensors."""
+"""Runners in this process: they compute one client at a time, or many at once with stacked tensors."""
 
 from __future__ import annotations
 
@@ -20,18 +20,20 @@ STACKED_PARAMETERS = 1 << 26  # parameters of all stacked clients together: 256 
 class Errand(NamedTuple):
     """What a runner is asked to do: one phase of a round, for some clients."""
 
-    clients: Sequence[int]
-    broadcast: Broadcast
-    states: Mapping[int, ClientState]
-    seed: int
+    clients: Sequence[int]  # their numbers
+    broadcast: Broadcast  # what the server sends to all of them
+    states: Mapping[int, ClientState]  # what the clients keep from earlier rounds
+    seed: int  # of the run
     phase: Phase = "train"
 
 
+# Does an errand: the clients' replies, and what each client keeps.
 Runner = Callable[[Errand], tuple[Replies, dict[int, ClientState]]]
 
 
 def run_in_process(method: Method, task: Task, stacked: int, sums: bool) -> Runner:
-    """A runner that works on `stacked` clients at a time. `sums` lets it give the weighted sum of the updates alone."""
+    """A runner that computes `stacked` clients at a time. With `sums` it returns only the weighted sum of the
+    updates."""
 
     def compute(errand: Errand) -> tuple[Replies, dict[int, ClientState]]:
         replies: list[Replies] = []
@@ -41,7 +43,7 @@ def run_in_process(method: Method, task: Task, stacked: int, sums: bool) -> Runn
             some = errand.clients[first : first + stacked]
             states = {client: errand.states.get(client, {}) for client in some}
             reply, after = client_round(method, task, some, errand.broadcast, states, errand.seed, errand.phase)
-            if sums and reply.updates is not None:  # let the rows go
+            if sums and reply.updates is not None:  # add them up, and free the rows
                 weights = method.weigh.raw(reply.reports)
                 assert weights is not None
                 part = weights.to(reply.updates.dtype) @ reply.updates
@@ -55,6 +57,6 @@ def run_in_process(method: Method, task: Task, stacked: int, sums: bool) -> Runn
 
 
 def count_fitting_at_once(task: Task, clients: int) -> int:
-    """How many of the clients can be stacked without filling the memory."""
+    """How many of the clients can be stacked without filling up the memory."""
     parameters = sum(value.numel() for value in task.initial_params.values())
     return max(1, min(clients, STACKED_PARAMETERS // max(1, parameters)))

@@ -1,7 +1,8 @@
-"""Worker processes, one thread each: the cores work on different clients.
+"""A runner with worker processes of one thread each, so that the cores work on different clients.
 
-The workers live as long as the run. The model and the data reach them once, at the start; in a round they read the global
-model from shared memory and write their clients' updates into shared rows, so that only small values travel through pipes.
+The workers live as long as the run. The model and the data reach them once, at the start. In each round they read the
+global model from shared memory and write their clients' updates into shared rows, so that only small values travel
+through pipes.
 """
 
 from __future__ import annotations
@@ -32,11 +33,14 @@ def is_shippable(method: Method, task: Task) -> bool:
 
 
 class Workers:
-    """A runner with persistent worker processes. Close it when the run is over."""
+    """A runner with worker processes, which live until it is closed."""
 
     def __init__(self, method: Method, task: Task, cohort: int, count: int, stacked: int, sums: bool) -> None:
-        """`cohort` clients per round at most, `count` workers, up to `stacked` clients at a time in each. `sums`: the
-        weighted sum of the updates is enough."""
+        """Start `count` workers, for at most `cohort` clients per round, up to `stacked` of them at a time in each
+        worker.
+
+        With `sums` only the weighted sum of the updates is returned.
+        """
         self.task = task
         dtype = next(iter(task.initial_params.values())).dtype
         self.theta = _shared(task.layout.size, dtype=dtype)
@@ -58,7 +62,7 @@ class Workers:
                 self.workers.append(worker)
 
     def __call__(self, errand: Errand) -> tuple[Replies, dict[int, ClientState]]:
-        """The replies of all clients. Their updates are rows of shared memory that the next round writes over."""
+        """Do an errand. The updates in the replies are rows of shared memory, which the next round overwrites."""
         self.theta.copy_(errand.broadcast.theta)
         shares = _balanced(self.task, errand.clients, len(self.pipes))
         place = {client: row for row, client in enumerate(errand.clients)}
@@ -66,12 +70,12 @@ class Workers:
             if share:
                 told = _told(errand.broadcast, share)
                 mine = {client: _packed(errand.states.get(client, {})) for client in share}
-                with suppress(ConnectionError):  # a worker that is gone is found out when its answer is read
+                with suppress(ConnectionError):  # that a worker is gone shows when its answer is read
                     pipe.send((share, [place[c] for c in share], told, mine, errand.seed, errand.phase))
         parts: list[Replies] = []
         kept: dict[int, ClientState] = {}
         answers = [(share, self._answer(number)) for number, share in enumerate(shares) if share]
-        for share, answer in answers:  # all of them are in: an error does not leave one behind for the next round
+        for share, answer in answers:  # all have been read: an error leaves none in a pipe for the next round
             if isinstance(answer, BaseException):
                 raise answer
             reports, buffers, after = answer
@@ -114,7 +118,7 @@ def _shared(*shape: int, dtype: torch.dtype) -> Tensor:
 def _work(
     pipe: Connection, number: int, method: Method, task: Task, theta: Tensor, rows: Tensor, stacked: int, sums: bool
 ) -> None:
-    """A worker's life: answer until the pipe is closed."""
+    """What a worker process does: errands, until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C, and closes the pipe
     torch.set_num_threads(1)
     torch.set_default_dtype(theta.dtype)
@@ -155,7 +159,7 @@ def _balanced(task: Task, clients: Sequence[int], count: int) -> list[list[int]]
 
 
 def _told(broadcast: Broadcast, clients: Sequence[int]) -> tuple[Any, Any, int, int]:
-    """The broadcast without the model, and of what belongs to single clients only these clients' part."""
+    """The broadcast without the model, and with these clients' rows only of what each client has for itself."""
     shared = {
         name: PerClient({c: value[c] for c in clients}) if isinstance(value, PerClient) else value
         for name, value in broadcast.shared.items()
@@ -164,7 +168,7 @@ def _told(broadcast: Broadcast, clients: Sequence[int]) -> tuple[Any, Any, int, 
 
 
 def _packed(tree: Any) -> Any:
-    """Tensors as arrays: they travel through a pipe without a file handle each."""
+    """Tensors as arrays, which need no file handle each to travel through a pipe."""
     if isinstance(tree, PerClient):
         return PerClient, {client: row.numpy() for client, row in tree.items()}
     if isinstance(tree, dict):
@@ -182,7 +186,7 @@ def _unpacked(tree: Any) -> Any:
 
 @contextmanager
 def hide_main() -> Iterator[None]:
-    """Start processes that do not run the user's script again: what they need comes from modules."""
+    """In this block, new processes do not run the user's script again: what they need comes from modules."""
     main = vars(sys.modules["__main__"])
     hidden = {name: main.pop(name, None) for name in ("__file__", "__spec__")}
     main["__spec__"] = None

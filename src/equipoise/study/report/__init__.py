@@ -1,4 +1,4 @@
-"""One page that shows who gained and who paid."""
+"""The report: one page that shows which clients gained under a method and which lost, and tables for papers."""
 
 from equipoise.study.report import kept, plots
 

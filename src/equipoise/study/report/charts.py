@@ -1,4 +1,4 @@
-"""A chart as plain data: panels of marks on two axes. `svg.py` draws it for the page, `paper.py` with matplotlib."""
+"""Charts as plain data: panels of marks on two axes. `svg.py` draws them for the page, `paper.py` with matplotlib."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ COLOURS = (
     "#56B4E9",
     "#8A8A8A",
     "#A68A00",
-)  # told apart by all eyes
-NEGATIVE = "#D55E00"  # in matrices; positive values are COLOURS[0]
+)  # chosen so that colour-blind readers can tell them apart
+NEGATIVE = "#D55E00"  # of negative values in matrices, and of arrows to a lower value
 
 
 @dataclass(frozen=True)
 class Line:
-    """A curve, with a band around it where `low` and `high` are given."""
+    """A curve, with a band around it if `low` and `high` are given."""
 
     name: str
     x: Sequence[float]
@@ -35,11 +35,13 @@ class Line:
 
 @dataclass(frozen=True)
 class Points:
+    """Single points."""
+
     name: str
     x: Sequence[float]
     y: Sequence[float]
     colour: int = 0
-    notes: Sequence[str] = ()
+    notes: Sequence[str] = ()  # shown when the reader points at a point; by default the name
     label: bool = False  # write the name beside the first point
     small: bool = False
     hollow: bool = False
@@ -47,7 +49,7 @@ class Points:
 
 @dataclass(frozen=True)
 class Bars:
-    """Vertical bars from zero; `span` is their width on the x axis."""
+    """Vertical bars that begin at zero. `span` is their width on the x axis."""
 
     name: str
     x: Sequence[float]
@@ -59,7 +61,7 @@ class Bars:
 
 @dataclass(frozen=True)
 class Arrows:
-    """From `start` to `end`, one in each row."""
+    """Horizontal arrows from `start` to `end`, one per row."""
 
     name: str
     rows: Sequence[float]
@@ -71,7 +73,7 @@ class Arrows:
 
 @dataclass(frozen=True)
 class Ticks:
-    """Short upright strokes, one in each row."""
+    """Short vertical strokes, one per row."""
 
     name: str
     x: Sequence[float]
@@ -81,14 +83,14 @@ class Ticks:
 
 @dataclass(frozen=True)
 class Cells:
-    """A matrix as shades; row 0 is at the top. nan is left empty."""
+    """A matrix in shades of a colour. Row 0 is at the top, and NaN is left empty."""
 
     name: str
     values: Sequence[Sequence[float]]
-    low: float
-    high: float
+    low: float  # the smallest value: if it is below zero, negative values have a colour of their own
+    high: float  # the largest value
     colour: int = 0
-    notes: Sequence[Sequence[str]] = ()  # one a cell; else its value
+    notes: Sequence[Sequence[str]] = ()  # one per cell; by default its value
 
 
 Drawing = Line | Points | Bars | Arrows | Ticks | Cells
@@ -96,13 +98,15 @@ Drawing = Line | Points | Bars | Arrows | Ticks | Cells
 
 @dataclass(frozen=True)
 class Panel:
+    """Marks on two axes."""
+
     title: str
     marks: Sequence[Drawing]
     x_label: str = ""
     y_label: str = ""
-    x_ticks: Mapping[float, str] = field(default_factory=dict)  # places with names, instead of numbers
+    x_ticks: Mapping[float, str] = field(default_factory=dict)  # names at places on the axis, instead of numbers
     y_ticks: Mapping[float, str] = field(default_factory=dict)
-    wide: bool = False
+    wide: bool = False  # as wide as the page
     picture: bool = False  # a small square without axes
 
     @property
@@ -113,15 +117,18 @@ class Panel:
 
 @dataclass(frozen=True)
 class Chart:
-    kind: str
+    """Panels that belong together, with a title and a caption."""
+
+    kind: str  # the name of the plot
     title: str
     caption: str  # with the definition of what is drawn
     panels: Sequence[Panel]
-    one_at_a_time: bool = False  # the reader chooses the panel
-    columns: int = 3  # on paper; panels that belong together stand side by side
+    one_at_a_time: bool = False  # on the page, the reader chooses which panel is shown
+    columns: int = 3  # panels side by side on paper, and also on the page if they are pictures
 
 
 def shorten(text: str, most: int) -> str:
+    """The text, cut off with an ellipsis if it has more than `most` characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
@@ -158,7 +165,7 @@ def _padded(values: Sequence[float], margin: float, named: bool = False) -> tupl
     low, high = min(finite), max(finite)
     if named:
         return low - 0.6, high + 0.6
-    level = high - low < 1e-9 * max(1.0, abs(low), abs(high))  # but for rounding
+    level = high - low < 1e-9 * max(1.0, abs(low), abs(high))  # all values are the same, apart from rounding
     gap = 0.5 if level else margin * (high - low)
     return (low - gap if low != 0 else low), high + gap
 
@@ -166,9 +173,10 @@ def _padded(values: Sequence[float], margin: float, named: bool = False) -> tupl
 def place_labels(
     points: Sequence[tuple[float, float]], widths: Sequence[float], height: float, bounds: tuple[float, float]
 ) -> list[tuple[float, float]]:
-    """The middle of each point's label: above, below, to the right or left, where it meets no other point or label.
+    """Place a label beside each point: above, below, to the right or left, where no other point or label is.
 
-    All in one unit (pixels), `bounds` are the left and right end. Where nothing is free the label goes above.
+    Returns the middle of each label. All lengths have one unit, such as pixels, and y grows downwards. `bounds` are the
+    left and right end of the panel. If no place is free, the label goes above its point.
 
     >>> place_labels([(50, 50), (52, 40)], [20, 20], 10, (0, 100))
     [(50, 62.0), (52, 28.0)]
@@ -201,7 +209,7 @@ def _is_free(box: Box, others: Sequence[Box], bounds: tuple[float, float]) -> bo
 
 
 def choose_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Round numbers between two ends.
+    """About `count` round numbers between two ends.
 
     >>> choose_ticks(0.0, 1.0)
     [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
@@ -217,7 +225,7 @@ def choose_ticks(low: float, high: float, count: int = 5) -> list[float]:
 def count_in_bins(
     values: Sequence[float], low: float, high: float, bins: int = 20
 ) -> tuple[list[float], list[float], float]:
-    """Middles of bins, the share of the values in each, and the width of a bin."""
+    """Sort values into bins: the middle of each bin, the share of the values in it, and the width of a bin."""
     width = (high - low) / bins or 1.0
     edges = [low + i * width for i in range(bins + 1)]
     shares = [

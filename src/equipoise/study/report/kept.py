@@ -1,4 +1,4 @@
-"""Plots of what runs kept beyond their records (`--keep ...`)."""
+"""Plots of what runs kept besides their records, because `--keep` asked for it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 from equipoise.runs.kept import MISSING, read_kept
 from equipoise.study.report.charts import Bars, Cells, Chart, Line, Panel, Points
 from equipoise.study.report.plots import MOST_LINES, register_plot
-from equipoise.study.report.study import Study
+from equipoise.study.report.figures import Study
 
 
 def collect_kept(study: Study, kind: str) -> dict[str, Any]:
-    """By method, what the first seed that kept it holds."""
+    """What the runs kept of one kind, by method: that of the first seed that has it."""
     found: dict[str, Any] = {}
     for method, runs in study.runs.items():
         for run in runs.values():
@@ -26,6 +26,7 @@ def collect_kept(study: Study, kind: str) -> dict[str, Any]:
 
 @register_plot
 def draw_conflicts(study: Study) -> Chart | None:
+    """Cosines between the clients' updates, a matrix per method."""
     panels = []
     for method, found in collect_kept(study, "conflicts").items():
         ticks = {float(i): name for i, name in enumerate(found["clients"])}
@@ -36,6 +37,7 @@ def draw_conflicts(study: Study) -> Chart | None:
 
 @register_plot
 def draw_consistency(study: Study) -> Chart | None:
+    """How often the updates of a parameter have the same sign, as histograms."""
     panels = []
     for method, found in collect_kept(study, "consistency").items():
         for rounds, shares in sorted(found.items(), key=lambda one: int(one[0])):
@@ -50,6 +52,7 @@ def draw_consistency(study: Study) -> Chart | None:
 
 @register_plot
 def draw_spectrum(study: Study) -> Chart | None:
+    """Singular values of the features' covariance, a line per method."""
     lines = []
     for method, found in collect_kept(study, "features").items():
         values = _logarithms(found["singular"])
@@ -63,6 +66,7 @@ def draw_spectrum(study: Study) -> Chart | None:
 
 @register_plot
 def draw_tsne(study: Study) -> Chart | None:
+    """Features in two dimensions, coloured by class and by domain."""
     panels = [
         Panel(f"{method}, by {what}", _scattered(found["points"], found[what]))
         for method, found in collect_kept(study, "features").items()
@@ -74,6 +78,7 @@ def draw_tsne(study: Study) -> Chart | None:
 
 @register_plot
 def draw_saliency(study: Study) -> Chart | None:
+    """Which part of an image the model looks at, a row of pictures per method."""
     panels: list[Panel] = []
     across = 1
     for method, found in collect_kept(study, "saliency").items():
@@ -82,8 +87,8 @@ def draw_saliency(study: Study) -> Chart | None:
         panels += [_picture(f"{method}, {d}", v, 3) for d, v in zip(found["domains"], found["maps"], strict=True)]
         across = len(found["domains"])
     caption = (
-        "Grad-CAM: where the last feature map speaks for the class of the first test sample of each domain (first row: the "
-        "samples; a strong colour is a large value)."
+        "Grad-CAM: where the last feature map speaks for the class of the first test sample of each domain (first row: "
+        "the samples; a strong colour is a large value)."
     )
     return Chart("saliency", "Where the model looks", caption, panels, columns=across) if panels else None
 
@@ -94,6 +99,7 @@ def _picture(title: str, values: Sequence[Sequence[float]], colour: int) -> Pane
 
 @register_plot
 def draw_separators(study: Study) -> Chart | None:
+    """Two-dimensional samples with the border between two classes, and beside them the clients' losses over rounds."""
     panels = []
     for method, found in collect_kept(study, "separators").items():
         x, y = ([place[axis] for place in found["border"]] for axis in (0, 1))
@@ -101,14 +107,14 @@ def draw_separators(study: Study) -> Chart | None:
         panels.append(Panel(method, marks, "x1", "x2"))
         panels.append(Panel(f"{method}, losses", _losses(study, method), "round", "test loss"))
     caption = (
-        "Left: test samples in two dimensions, those of the first class hollow, and where the model is undecided between the "
-        "two classes (grey). Right: the test loss of each client over rounds, mean over seeds."
+        "Left: test samples in two dimensions, those of the first class hollow, and where the model is undecided "
+        "between the two classes (grey). Right: the test loss of each client over rounds, mean over seeds."
     )
     return Chart("separators", "Two-dimensional data and separators", caption, panels, columns=2) if panels else None
 
 
 def _samples(study: Study, found: Mapping[str, Any]) -> list[Points]:
-    """A domain has one colour, hollow for the first class."""
+    """The samples as points: a colour per domain, hollow for the first class."""
     colours = list(dict.fromkeys(study.any.domains))
     kinds = [f"{d}, class {c}" for d, c in zip(found["domains"], found["classes"], strict=True)]
     marks = []
@@ -120,7 +126,7 @@ def _samples(study: Study, found: Mapping[str, Any]) -> list[Points]:
 
 
 def _losses(study: Study, method: str) -> list[Line]:
-    """A line a client, in the colour of its domain; of many clients the worst, the mean and the best of each round."""
+    """A line per client, in the colour of its domain; of many clients only the worst, mean and best per round."""
     curves = [study.curve(method, seed, "loss") for seed in study.runs[method]]
     rounds, values = curves[0][0].astype(float).tolist(), np.mean([v for _, v in curves], axis=0)
     if len(study.any.clients) > MOST_LINES:
@@ -134,6 +140,7 @@ def _losses(study: Study, method: str) -> list[Line]:
 
 
 def _scattered(points: Sequence[Sequence[float]], names: Sequence[str]) -> list[Points]:
+    """Points with a colour per name."""
     return [
         Points(name, [points[i][0] for i in places], [points[i][1] for i in places], colour, small=True)
         for colour, (name, places) in enumerate(_places_by_name(names).items())
@@ -141,7 +148,7 @@ def _scattered(points: Sequence[Sequence[float]], names: Sequence[str]) -> list[
 
 
 def _places_by_name(names: Sequence[str]) -> dict[str, list[int]]:
-    """The places of each name."""
+    """Each name, with its places in the list."""
     found: dict[str, list[int]] = {}
     for i, name in enumerate(names):
         found.setdefault(str(name), []).append(i)
@@ -149,5 +156,5 @@ def _places_by_name(names: Sequence[str]) -> dict[str, list[int]]:
 
 
 def _logarithms(values: Sequence[float]) -> list[float]:
-    """Base 10, with zero as a very small number."""
+    """Logarithms to base 10. Zero is replaced by a very small number."""
     return np.log10(np.maximum(np.asarray(values, dtype=float), 1e-12)).tolist()

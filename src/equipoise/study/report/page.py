@@ -1,4 +1,4 @@
-"""Studies -> one self-contained HTML page, with tables beside it."""
+"""The page of a report: one HTML file that needs no other, with tables for papers in files beside it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from equipoise.runs.reading import Recorded
 from equipoise.study.report import tables
 from equipoise.study.report.charts import COLOURS, NEGATIVE
 from equipoise.study.report.plots import draw_charts, draw_partitions
-from equipoise.study.report.study import DEFINITIONS, Study, group_studies
+from equipoise.study.report.figures import DEFINITIONS, Study, group_studies
 from equipoise.study.report.svg import draw_svg
 from equipoise.study.report.verdict import Word, judge_all, tell_in_two_sentences
 
@@ -23,7 +23,7 @@ QUESTION = "Do the clients that plain averaging leaves behind fare better, and w
 
 
 def write(runs: Sequence[Recorded], out: Path, problems: Sequence[str] = ()) -> list[Path]:
-    """The page and the tables beside it. `problems` name the runs that could not be read."""
+    """Write the page and the tables beside it, and return the files. `problems` name runs that could not be read."""
     found = group_studies(runs)
     if not found:
         why = problems[0] if problems else "no run is finished."
@@ -50,11 +50,12 @@ def _markdown(study: Study) -> str:
 
 
 def _once(files: list[str]) -> str:
-    """Tables one below the other, with one header."""
+    """CSV tables joined to one, with the header of the first."""
     return files[0] + "".join(text.split("\n", 1)[1] for text in files[1:])
 
 
 def build_page(found: Sequence[Study], problems: Sequence[str] = ()) -> str:
+    """The page as HTML, with a section per study."""
     colours = "".join(f".c{i}{{--c:{colour}}}" for i, colour in enumerate(COLOURS))
     style = (HERE / "page.css").read_text() + colours + f":root{{--minus:{NEGATIVE}}}"
     names = escape(join_words(list(dict.fromkeys(study.name for study in found))))
@@ -97,7 +98,7 @@ def _study(study: Study, number: int) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]], bold: dict[str, set[str]] | None = None) -> str:
-    """A table that sorts by a click. Cells are escaped; `bold` names the best rows of a column."""
+    """A table that a click on a column sorts. Cells are escaped; `bold` names the best rows of a column."""
     titles = "".join(f"<th title='{escape(DEFINITIONS.get(name, ''))}'>{escape(name)}</th>" for name in head)
     lines = []
     for row in rows:
@@ -118,7 +119,7 @@ def _front(study: Study) -> str:
         + "<p class='caption'>Test accuracy in percent after the last round, over clients: mean ± half of the 95 % "
         "interval (Student's t) "
         f"over seeds. {escape(definitions)}. Upload is that of a client in a round. Bold is the best mean on test "
-        "data, which is a description and no choice; references do not count.</p>"
+        "data, which is a description and no choice; local-only and centralised training do not count.</p>"
     )
 
 
@@ -141,9 +142,10 @@ def _check(study: Study) -> str:
         )
     against = " and local-only training" if study.alone else ""
     return (
-        f"<h2>Levelling down</h2><p class='caption'>Against {escape(study.reference)}{against}, paired by seed: did the worst "
-        "rise, did the average hold, who was pushed below what it could do alone? Undecided is what only differs within the "
-        f"spread of seeds: the 95 % interval of the paired differences holds zero.</p>{''.join(items)}"
+        f"<h2>Levelling down</h2><p class='caption'>Against {escape(study.reference)}{against}, paired by seed: did "
+        "the worst rise, did the average hold, who was pushed below what it could do alone? Undecided is what only "
+        f"differs within the spread of seeds: the 95 % interval of the paired differences holds zero.</p>"
+        f"{''.join(items)}"
     )
 
 
@@ -157,9 +159,9 @@ def _cost(study: Study) -> str:
         "<figure id='cost'><h3>Cost</h3>"
         + _table(*tables.list_costs(study))
         + "<figcaption>Upload: shared and personal tensors, averaged "
-        "buffers and reports of one client in one round. GFLOP: three forward passes of the wrapped model for every sample "
-        "that the mean client trains on in a round; a method's own further passes are not counted. Seconds: all clients, on "
-        "the machine of the run.</figcaption></figure>"
+        "buffers and reports of one client in one round. GFLOP: three forward passes of the wrapped model for every "
+        "sample that the mean client trains on in a round; a method's own further passes are not counted. Seconds: all "
+        "clients, on the machine of the run.</figcaption></figure>"
     )
 
 
@@ -180,7 +182,8 @@ def _provenance(study: Study) -> str:
     )
     said = {text for runs in study.runs.values() for run in runs.values() for text in run.manifest["warnings"]}
     lines = [
-        f"Data {facts['data']['fingerprint']}, partition {facts['data']['partition']}, protocol {facts['data']['protocol']}.",
+        f"Data {facts['data']['fingerprint']}, partition {facts['data']['partition']}, protocol "
+        f"{facts['data']['protocol']}.",
         f"Buffers: {facts['buffers']}. Scored models, on test data: {scored}. Versions: {versions}.",
         *(f"Warning: {text}" for text in sorted(said)),
     ]

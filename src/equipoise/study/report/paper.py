@@ -1,4 +1,4 @@
-"""Charts with matplotlib, as PDF and PNG for papers: the same data as on the page."""
+"""Charts as PDF and PNG for papers, drawn with matplotlib from the same data as on the page."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from equipoise.study.report.charts import (
 
 
 def save_chart(chart: Chart, stem: Path) -> list[Path]:
-    """`stem`.pdf and `stem`.png. Signs that the font lacks are boxes in the picture."""
+    """Write `stem`.pdf and `stem`.png, and return both. A character that the font lacks becomes a box."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")
         return _save(chart, stem)
@@ -68,7 +68,7 @@ def _save(chart: Chart, stem: Path) -> list[Path]:
         )
     named = [(ax, some) for ax, panel in zip(axes, chart.panels, strict=False) if (some := _named(panel))]
     if named:
-        figure.draw_without_rendering()  # now it is known where things are
+        figure.draw_without_rendering()  # the layout is final now, which the places of labels depend on
     for ax, marks in named:
         _label(ax, marks)
     stem.parent.mkdir(parents=True, exist_ok=True)
@@ -103,10 +103,10 @@ def _named(panel: Panel) -> list[Points]:
 
 
 def _label(ax: Any, named: Sequence[Points]) -> None:
-    """Names beside points, in points of 1/72 inch from them."""
+    """Write names beside points. Lengths are in units of 1/72 inch, as matplotlib wants them for text."""
     scale = 72 / ax.figure.dpi
     places = [scale * ax.transData.transform((mark.x[0], mark.y[0])) for mark in named]
-    points = [(float(x), -float(y)) for x, y in places]  # downwards, as on the page
+    points = [(float(x), -float(y)) for x, y in places]  # y grows downwards in `place_labels`
     bounds = (scale * ax.bbox.x0, scale * ax.bbox.x1)
     for mark, (a, b), (x, y) in zip(
         named, points, place_labels(points, [3.4 * len(shorten(m.name, 24)) for m in named], 7, bounds), strict=True
@@ -145,7 +145,7 @@ def _mark(ax: Any, mark: Drawing) -> None:
                 paint = colour if b >= a else NEGATIVE
                 ax.plot([a], [row], "o", color=paint, markerfacecolor="white", markersize=4)
                 ax.annotate("", (b, row), (a, row), arrowprops={"arrowstyle": "-|>", "color": paint})
-                ax.plot([b], [row], alpha=0)
+                ax.plot([b], [row], alpha=0)  # the arrow itself would not widen the axis
         case Ticks():
             ax.plot(mark.x, mark.rows, "|", color=colour, label=name, markersize=9, markeredgewidth=2)
         case Cells():
@@ -159,5 +159,5 @@ def _mark(ax: Any, mark: Drawing) -> None:
 
 
 def _plain(text: str) -> str:
-    """matplotlib would read dollar signs as formulas, and has no picture of a tab."""
+    """The text as matplotlib shows it unchanged: it would read dollar signs as formulas, and cannot draw tabs."""
     return " ".join(text.split()).replace("$", r"\$")

@@ -1,4 +1,4 @@
-"""Every plot as data: a study -> a chart, or None where the runs do not hold what it needs."""
+"""The plots of a report: each function makes a chart of a study, or None if the runs lack what it needs."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from numpy.typing import NDArray
 
 from equipoise.metrics import FORMULAS, bootstrap
 from equipoise.study.report.charts import Arrows, Bars, Cells, Chart, Line, Panel, Points, Ticks, count_in_bins
-from equipoise.study.report.study import Study, Vector, average_by_domain
+from equipoise.study.report.figures import Study, Vector, average_by_domain
 
-MOST_ROWS = 30  # clients that a plot names one by one; more become groups
-MOST_LINES = 8
-COLUMNS = 50  # of a heat map over rounds
+MOST_ROWS = 30  # clients that a plot names one by one; more are put in groups
+MOST_LINES = 8  # that a panel can hold and stay readable
+COLUMNS = 50  # of a heat map; more rounds than that share columns
 QUARTILES = {0.0: "smallest", 0.25: "first quartile", 0.5: "median", 0.75: "third quartile", 1.0: "largest"}
 Maker = Callable[[Study], Chart | None]
 PLOTS: dict[str, Maker] = {}
 
 
 def register_plot(function: Maker) -> Maker:
-    """A plot of the report; `draw_arrows` draws the one called `arrows`."""
+    """Add a function to the plots of the report. The plot of `draw_arrows` is called `arrows`."""
     PLOTS[function.__name__.removeprefix("draw_")] = function
     return function
 
 
 def draw_charts(study: Study) -> list[Chart]:
-    """All plots that a study has data for, in the order of the report."""
+    """All charts that a study has data for, in the order of the report."""
     return [chart for make in PLOTS.values() if (chart := make(study)) is not None]
 
 
 # --------------------------------------------------------------------------- what plots share
 def group_names(order: Sequence[int], names: Sequence[str]) -> list[tuple[str, list[int]]]:
-    """Clients in a given order: one by one where they fit, otherwise in groups of about equal size."""
+    """Clients in a given order: one by one if they fit, otherwise in groups of about equal size."""
     if len(order) <= MOST_ROWS:
         return [(names[i], [i]) for i in order]
     pieces = [piece.tolist() for piece in np.array_split(np.asarray(order), MOST_ROWS - 10)]
@@ -46,17 +46,18 @@ def group_names(order: Sequence[int], names: Sequence[str]) -> list[tuple[str, l
 
 
 def average(values: Vector, members: Sequence[int] | None = None) -> float:
-    """The mean over those of the members (of all) that have a value."""
+    """The mean over those members that have a value; over all clients if no members are given."""
     some = values if members is None else values[list(members)]
     return float(np.nanmean(some)) if not np.isnan(some).all() else float("nan")
 
 
 def say_percent(value: float) -> str:
+    """A share in percent, or a dash for NaN."""
     return "–" if np.isnan(value) else f"{100 * value:.1f} %"
 
 
 def find_band(rows: Sequence[Vector]) -> tuple[list[float], list[float], list[float]]:
-    """Mean over seeds, and the smallest and largest value; no band for one seed."""
+    """The mean, the smallest and the largest value over seeds, in percent; for one seed the last two are empty."""
     stack = 100 * np.stack(rows)
     if len(rows) == 1:
         return stack[0].tolist(), [], []
@@ -64,18 +65,20 @@ def find_band(rows: Sequence[Vector]) -> tuple[list[float], list[float], list[fl
 
 
 def _order(study: Study) -> list[int]:
-    """Clients from the worst under FedAvg to the best; those without test data are left out."""
+    """Clients with test data, from the worst under FedAvg to the best; without FedAvg, under the first method."""
     values = study.mean_final(study.reference or study.methods[0])
     return [int(i) for i in np.argsort(values) if not np.isnan(values[i])]
 
 
 def _same_rounds(study: Study, method: str) -> list[float]:
+    """The rounds after which a method was evaluated. They are the same for all seeds."""
     return [float(r) for r in study.curve(method, next(iter(study.runs[method])))[0]]
 
 
 # --------------------------------------------------------------------------- who gained, who paid
 @register_plot
 def draw_arrows(study: Study) -> Chart | None:
+    """An arrow per client from its accuracy under FedAvg to that under the method. Needs FedAvg and another method."""
     reference, alone = study.reference, study.alone
     if reference is None or not study.rivals:
         return None
@@ -100,8 +103,8 @@ def draw_arrows(study: Study) -> Chart | None:
         ticks = {float(i): name for i, (name, _) in enumerate(rows)}
         panels.append(Panel(method, marks, "test accuracy in percent", y_ticks=ticks, wide=True))
     caption = (
-        f"From {reference} (ring) to the method (head), mean over seeds, last round; blue gained, orange lost. Clients are "
-        f"sorted by {reference}{'; the upright stroke is local-only training' if alone else ''}."
+        f"From {reference} (ring) to the method (head), mean over seeds, last round; blue gained, orange lost. Clients "
+        f"are sorted by {reference}{'; the upright stroke is local-only training' if alone else ''}."
     )
     if len(rows) < len(study.any.clients):
         caption += " Groups of clients are means over the group."
@@ -110,6 +113,7 @@ def draw_arrows(study: Study) -> Chart | None:
 
 @register_plot
 def draw_domains(study: Study) -> Chart | None:
+    """The mean accuracy of each domain, a line per method. Needs at least two domains, and not too many."""
     names = list(dict.fromkeys(study.any.domains))
     if len(names) < 2 or len(names) > MOST_LINES * 2:
         return None
@@ -129,8 +133,9 @@ def draw_domains(study: Study) -> Chart | None:
 
 @register_plot
 def draw_convergence(study: Study) -> Chart | None:
+    """AVG, STD and MIN over rounds, a line per method. Needs more than one evaluated round."""
     if all(len(_same_rounds(study, method)) < 2 for method in study.methods):
-        return None  # evaluated once: there is no curve
+        return None  # a single point is no curve
     panels = []
     for name in ("AVG", "STD", "MIN"):
         lines = []
@@ -148,6 +153,7 @@ def draw_convergence(study: Study) -> Chart | None:
 
 @register_plot
 def draw_distribution(study: Study) -> Chart | None:
+    """The share of clients at or below each accuracy, a line per method."""
     lines = []
     for method in study.methods:
         found = np.sort(100 * np.concatenate(list(study.final(method).values())))
@@ -166,6 +172,7 @@ def draw_distribution(study: Study) -> Chart | None:
 
 @register_plot
 def draw_pareto(study: Study) -> Chart | None:
+    """AVG against STD and against MIN, a point per method. Needs at least two methods."""
     if len(study.methods) < 2:
         return None
     panels = []
@@ -192,9 +199,9 @@ def draw_pareto(study: Study) -> Chart | None:
             marks.append(Line(f"sweep of {name}", [p[0] for p in path], [p[1] for p in path], 5))
         panels.append(Panel("", marks, f"{figure} in percent", "AVG in percent"))
     caption = (
-        "Utility (AVG) against fairness: STD (ddof 0; left is fairer) and MIN (right is fairer) over clients, mean over "
-        "seeds. The dashed line joins the methods that no other one beats in both; references are not counted. Sweeps of a "
-        "parameter are joined."
+        "Utility (AVG) against fairness: STD (ddof 0; left is fairer) and MIN (right is fairer) over clients, mean "
+        "over seeds. The dashed line joins the methods that no other one beats in both; local-only and centralised "
+        "training are not counted. Sweeps of a parameter are joined."
     )
     return Chart("pareto", "Utility against fairness", caption, panels)
 
@@ -202,6 +209,7 @@ def draw_pareto(study: Study) -> Chart | None:
 # --------------------------------------------------------------------------- losses
 @register_plot
 def draw_losses(study: Study) -> Chart | None:
+    """The test loss of each client and, with runs of `local_only`, its loss gap, as bars."""
     order = _order(study)
     rows = group_names(order, study.any.clients)
     kinds = [("test loss", {m: study.mean_final(m, "loss") for m in study.methods})]
@@ -230,6 +238,7 @@ def draw_losses(study: Study) -> Chart | None:
 
 @register_plot
 def draw_gaps(study: Study) -> Chart | None:
+    """The distribution of loss gaps, a line per method. Needs runs of `local_only`."""
     found = {
         m: np.concatenate(list(study.gaps(m).values())) for m in study.methods if m != study.alone and study.gaps(m)
     }
@@ -250,6 +259,7 @@ def draw_gaps(study: Study) -> Chart | None:
 
 @register_plot
 def draw_optima(study: Study) -> Chart | None:
+    """The loss that each client reaches alone, on validation and test data. Needs runs of `local_only`."""
     rows = {split: study.own_optima(split) for split in ("validation", "test")}
     caption = (
         "Loss of every client's own model (local_only, last round, mean over seeds). A wide range: unequal difficulty."
@@ -258,17 +268,17 @@ def draw_optima(study: Study) -> Chart | None:
 
 
 def _partition(study: Study) -> str:
-    """A study's data as they were asked for; where that is not known, with their fingerprint."""
+    """The name of a study's data with the arguments that the user gave or, without any, the hash of the partition."""
     data = study.any.manifest["data"]
     return f"{study.name}, {data.get('arguments') or 'partition ' + str(data['partition'])[:6]}"
 
 
 def draw_partitions(found: Sequence[Study]) -> Chart | None:
-    """The same of several studies: how unequal the tasks are when data are split in other ways."""
+    """The loss that each client reaches alone, a row per study: how unequal are tasks under different partitions?"""
     rows = {_partition(study): study.own_optima("test") for study in found}
     caption = (
-        "Test loss of every client's own model (local_only, last round, mean over seeds), for each partition of the data in "
-        "this report; settings other than the partition may differ, too. A wide range: unequal difficulty."
+        "Test loss of every client's own model (local_only, last round, mean over seeds), for each partition of the "
+        "data in this report; settings other than the partition may differ, too. A wide range: unequal difficulty."
     )
     several = {name: values for name, values in rows.items() if values}
     return (
@@ -279,7 +289,7 @@ def draw_partitions(found: Sequence[Study]) -> Chart | None:
 
 
 def _ranges(kind: str, title: str, caption: str, rows: Mapping[str, Mapping[str, float]]) -> Chart | None:
-    """A row of points each, from the smallest to the largest."""
+    """A chart with a row of points per group of clients, joined from the smallest loss to the largest."""
     marks: list[Line | Points] = []
     for i, named in enumerate(rows.values()):
         shown = dict(named)
@@ -296,6 +306,7 @@ def _ranges(kind: str, title: str, caption: str, rows: Mapping[str, Mapping[str,
 # --------------------------------------------------------------------------- what the server did
 @register_plot
 def draw_weights(study: Study) -> Chart | None:
+    """The weights of clients over rounds, a heat map per method that has any."""
     panels = []
     for method, runs in study.runs.items():
         run = next(iter(runs.values()))
@@ -318,8 +329,8 @@ def draw_weights(study: Study) -> Chart | None:
         panels.append(draw_heat(f"{method}{source}", grid, run.clients, study.colour(method), "weight", reasons))
     caption = (
         "The factor on each client's update, first seed; a stronger colour is more. In brackets the "
-        "figures that a weight came from: point at a cell for their values. White: the client did not take part; the faintest "
-        "colour: weight zero; orange: a negative weight."
+        "figures that a weight came from: point at a cell for their values. White: the client did not take part; the "
+        "faintest colour: weight zero; orange: a negative weight."
     )
     return Chart("weights", "Weights over rounds", caption, panels, one_at_a_time=True) if panels else None
 
@@ -327,7 +338,10 @@ def draw_weights(study: Study) -> Chart | None:
 def draw_heat(
     title: str, grid: Vector, names: Sequence[str], colour: int, what: str, reasons: Mapping[str, Vector] | None = None
 ) -> Panel:
-    """Clients x rounds, with rounds in bins and many clients in groups. `reasons` are told with each cell."""
+    """A heat map of clients x rounds. Many rounds share columns, and many clients rows.
+
+    `reasons` holds further values by name, shown when the reader points at a cell.
+    """
     rows = group_names(range(len(names)), names)
     pieces = np.array_split(np.arange(grid.shape[1]), min(COLUMNS, grid.shape[1]))
     values, *told = (
@@ -355,6 +369,7 @@ def _span(rounds: NDArray[np.int64]) -> str:
 
 @register_plot
 def draw_participation(study: Study) -> Chart | None:
+    """Who took part in which round. None if all clients always did, and no answer was rejected."""
     method = study.reference or study.methods[0]
     run = next(iter(study.runs[method].values()))
     place = {name: i for i, name in enumerate(run.clients)}
@@ -375,6 +390,7 @@ def draw_participation(study: Study) -> Chart | None:
 
 @register_plot
 def draw_holdings(study: Study) -> Chart | None:
+    """How many training samples of each class each client holds. Needs at most 60 classes."""
     data = study.any.manifest["data"]
     counts = np.array([client["classes"] for client in data["clients"]], dtype=float)
     if counts.ndim != 2 or counts.shape[1] > 60:
@@ -391,7 +407,7 @@ def draw_holdings(study: Study) -> Chart | None:
 
 # --------------------------------------------------------------------------- parameters
 def find_sweeps(study: Study) -> list[tuple[str, str, list[tuple[float, str]]]]:
-    """Methods that differ in one number only: (methods, parameter, [(value, method)])."""
+    """Methods that differ in one number only: (name of the method, parameter, [(value, full method)])."""
     found: dict[tuple[str, str, str], list[tuple[float, str]]] = {}
     for method, runs in study.runs.items():
         parameters = next(iter(runs.values())).manifest["parameters"]
@@ -409,6 +425,7 @@ def find_sweeps(study: Study) -> list[tuple[str, str, list[tuple[float, str]]]]:
 
 @register_plot
 def draw_sweep(study: Study) -> Chart | None:
+    """AVG and STD over the values of a parameter, a panel per parameter that has several."""
     panels = []
     for _, name, points in find_sweeps(study):
         places = [float(i) for i in range(len(points))]

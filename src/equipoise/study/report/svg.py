@@ -1,4 +1,4 @@
-"""Charts as SVG. Colours are CSS classes, so that the page can be light, dark or printed."""
+"""Charts as SVG for the page. Colours are CSS classes, so that the page can be light, dark or printed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Scale = Callable[[float], float]
 
 
 def draw_svg(chart: Chart) -> str:
-    """A figure with its panels, legend and caption."""
+    """A chart as an HTML figure, with its panels, legend and caption."""
     panels = "".join(
         f'<div class="{_shape(panel)}" data-panel="{escape(panel.title)}">{_panel(panel)}</div>'
         for panel in chart.panels
@@ -49,7 +49,7 @@ def _shape(panel: Panel) -> str:
 
 
 def _legend(chart: Chart) -> str:
-    """Every name once. A click hides or shows its marks."""
+    """A button per name, which hides or shows its marks."""
     names: dict[str, int] = {}
     for panel in chart.panels:
         for mark in panel.marks:
@@ -58,13 +58,15 @@ def _legend(chart: Chart) -> str:
     if len(names) < 2:
         return ""
     buttons = "".join(
-        f'<button class="key {_classes(colour)}" data-s="{escape(name)}" aria-pressed="true"><i></i>{escape(name)}</button>'
+        f'<button class="key {_classes(colour)}" data-s="{escape(name)}" aria-pressed="true"><i></i>'
+        f"{escape(name)}</button>"
         for name, colour in names.items()
     )
     return f'<div class="legend">{buttons}</div>'
 
 
 def _classes(colour: int) -> str:
+    """The CSS classes of a colour. When all colours are used up, they come again with another style of line."""
     return f"c{colour % len(COLOURS)}" + (" again" if colour >= len(COLOURS) else "")
 
 
@@ -108,7 +110,7 @@ def _panel(panel: Panel) -> str:
 
 
 def _picture(panel: Panel, low: float, high: float) -> str:
-    """Cells in a square of 150 pixels."""
+    """A panel without axes: its cells in a square of 150 pixels."""
 
     def at(value: float) -> float:
         return (value - low) / (high - low) * 150
@@ -119,7 +121,7 @@ def _picture(panel: Panel, low: float, high: float) -> str:
 
 
 def _labels(panel: Panel, x: Scale, y: Scale, bounds: tuple[float, float]) -> list[str]:
-    """Names beside points, hidden and shown with them."""
+    """The names beside points. They are hidden and shown together with the points."""
     named = [mark for mark in panel.marks if isinstance(mark, Points) and mark.label and len(mark.x)]
     texts = [shorten(mark.name, 24) for mark in named]
     points = [(x(mark.x[0]), y(mark.y[0])) for mark in named]
@@ -136,7 +138,7 @@ def _axes(
     top: float, bottom: float, crowded: bool,
 ) -> list[str]:  # fmt: skip
     out = []
-    lined = not any(isinstance(mark, Cells) for mark in panel.marks)  # through shades lines would only disturb
+    lined = not any(isinstance(mark, Cells) for mark in panel.marks)  # lines across shaded cells would disturb
     numbers = {v: f"{v:g}" for v in choose_ticks(*xs)}
     for place, name in (panel.x_ticks or numbers).items():
         at = x(place)
@@ -201,7 +203,8 @@ def _pieces(mark: Drawing, x: Scale, y: Scale) -> list[str]:
                 way = 6 if head >= tail else -6
                 worse = ' class="worse"' if b < a else ""
                 out.append(
-                    f'<g{worse}{_note(note)}><line class="reach" x1="{tail:.1f}" x2="{head:.1f}" y1="{at:.1f}" y2="{at:.1f}"/>'
+                    f"<g{worse}{_note(note)}>"
+                    f'<line class="reach" x1="{tail:.1f}" x2="{head:.1f}" y1="{at:.1f}" y2="{at:.1f}"/>'
                     f'<circle class="hollow" cx="{tail:.1f}" cy="{at:.1f}" r="4"/>'
                     f'<path d="M{head:.1f} {at:.1f}l{-way} -5v10z"/></g>'
                 )

@@ -1,4 +1,4 @@
-"""The table of methods as HTML cells, Markdown, CSV and LaTeX."""
+"""The tables of a report: cells for the page, Markdown, LaTeX and CSV."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ import math
 from collections.abc import Sequence
 
 from equipoise.metrics import Interval, bootstrap
-from equipoise.study.report.study import DEFINITIONS, PERCENT, SMALLER_IS_BETTER, Study
+from equipoise.study.report.figures import DEFINITIONS, PERCENT, SMALLER_IS_BETTER, Study
 from equipoise.study.report.verdict import judge_all
 
-FORMULA_SIGNS = (*"=+-@|%", *"\uff1d\uff0b\uff0d\uff20")  # the last four are the wide forms of the first four
-FRONT = ("AVG", "STD", "MIN", "worst 10 %", "gap variance", "losers")  # then the cost and the check
+# A spreadsheet may run text that begins with one of these as a formula. The last four are wide forms of the first four.
+FORMULA_SIGNS = (*"=+-@|%", *"\uff1d\uff0b\uff0d\uff20")
+FRONT = ("AVG", "STD", "MIN", "worst 10 %", "gap variance", "losers")  # in the first table, before costs and verdict
 
 
 def format_figure(name: str, value: Interval) -> str:
-    """A figure with half its 95 % interval, in percent where it is a share.
+    """A figure with half its 95 % interval; in percent if it is a share.
 
     >>> format_figure("AVG", Interval(0.9, 0.88, 0.92)), format_figure("losers", Interval(2.0, math.nan, math.nan))
     ('90.0 ± 2.0', '2.0')
@@ -30,7 +31,10 @@ def format_figure(name: str, value: Interval) -> str:
 
 
 def find_best(study: Study, name: str) -> set[str]:
-    """The methods with the best mean of a figure, to the printed digit; references are no rivals."""
+    """The methods with the best mean of a figure, to the printed digit.
+
+    FedAvg takes part, local-only and centralised training do not.
+    """
     sign = -1 if name in SMALLER_IS_BETTER else 1
     rivals = [*([study.reference] if study.reference else []), *study.rivals]
     found = {
@@ -43,18 +47,19 @@ def find_best(study: Study, name: str) -> set[str]:
 
 
 def list_columns() -> list[str]:
+    """The columns of the report's first table."""
     return ["method", *FRONT, "upload", "s / round", "levelling down"]
 
 
 def list_rows(study: Study) -> list[list[str]]:
-    """The rows of the front page."""
+    """The rows of the report's first table, one per method."""
     words = {v.method: v.word for v in judge_all(study)}
     return [
         [
             method,
             *(format_figure(name, study.table[method][name]) for name in FRONT),
             _bytes(study.cost(method)["upload"]),
-            f"{study.table[method]['seconds a round'].mean:.2f}",
+            f"{study.table[method]['seconds per round'].mean:.2f}",
             words.get(method, "–" if method in study.rivals else "reference"),
         ]
         for method in study.methods
@@ -62,6 +67,7 @@ def list_rows(study: Study) -> list[list[str]]:
 
 
 def write_markdown(study: Study) -> str:
+    """The first table in Markdown."""
     rows = [
         list_columns(),
         ["---"] * len(list_columns()),
@@ -71,7 +77,7 @@ def write_markdown(study: Study) -> str:
 
 
 def mark_up(text: str) -> str:
-    """Plain text for Markdown: no table, link, code or HTML comes of a name.
+    """Escape text for Markdown, so that a name cannot become a table, link, code or HTML.
 
     >>> mark_up("a|b <i>[x](y)`")
     'a\\\\|b &lt;i&gt;\\\\[x\\\\](y)\\\\`'
@@ -81,7 +87,7 @@ def mark_up(text: str) -> str:
 
 
 def write_latex(study: Study) -> str:
-    """A `tabular` of booktabs, the best of each column in bold."""
+    """The first table in LaTeX: a `tabular` for the package booktabs, with the best of each column in bold."""
     signs = {
         "&": r"\&",
         "%": r"\%",
@@ -120,7 +126,7 @@ def write_latex(study: Study) -> str:
 
 
 def write_csv(study: Study) -> str:
-    """Every figure of every method: mean and 95 % interval over seeds."""
+    """Every figure of every method as CSV: mean and 95 % interval over seeds."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["data", "method", "seeds", "figure", "mean", "low", "high", "definition"])
@@ -134,7 +140,10 @@ def write_csv(study: Study) -> str:
 
 
 def write_clients(study: Study) -> str:
-    """The final accuracy of every client, method and seed, with its 95 % interval over the test samples, and the loss."""
+    """The final accuracy and loss per client, method and seed as CSV.
+
+    The accuracy has its 95 % interval over the client's test samples.
+    """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["data", "method", "seed", "client", "domain", "accuracy", "low", "high", "samples", "loss"])
@@ -152,7 +161,7 @@ def write_clients(study: Study) -> str:
 
 
 def _safe(text: str) -> str:
-    """A name in one line; one that a spreadsheet would run as a formula is quoted, also with blanks before the sign.
+    """A name on one line, with a quote before it if a spreadsheet would run it as a formula, also after blanks.
 
     >>> _safe("=1+1"), _safe("north"), _safe("\\t@x")
     ("'=1+1", 'north', "'\\t@x")
@@ -162,6 +171,7 @@ def _safe(text: str) -> str:
 
 
 def _bytes(count: float) -> str:
+    """A number of bytes with its unit."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
@@ -170,11 +180,11 @@ def _bytes(count: float) -> str:
 
 
 def list_costs(study: Study) -> tuple[Sequence[str], list[list[str]]]:
-    """What each method costs a client: the columns and the rows."""
+    """The columns and rows of the table of costs, a row per method."""
     rows = []
     for method in study.methods:
         found = study.cost(method)
-        second = study.table[method]["seconds a round"].mean
+        second = study.table[method]["seconds per round"].mean
         rows.append(
             [
                 method,
@@ -184,4 +194,10 @@ def list_costs(study: Study) -> tuple[Sequence[str], list[list[str]]]:
                 f"{second:.3f}",
             ]
         )
-    return ("method", "parameters", "upload a client and round", "GFLOP a client and round", "seconds a round"), rows
+    return (
+        "method",
+        "parameters",
+        "upload per client and round",
+        "GFLOP per client and round",
+        "seconds per round",
+    ), rows

@@ -1,6 +1,7 @@
-"""Levelling down: was equality bought by making clients worse? Passed, failed or undecided, with the reasons in words.
+"""The levelling-down check: did a method make clients equal by making some worse? Verdicts, with the reasons in words.
 
-A difference that could be the luck of the seeds is not told as a rise or a fall.
+A verdict is passed, failed or undecided. A difference that may be due to the choice of seeds is not called a rise or a
+fall.
 """
 
 from __future__ import annotations
@@ -14,46 +15,51 @@ from numpy.typing import NDArray
 
 from equipoise.grammar import join_words
 from equipoise.metrics import FORMULAS, Interval, over_seeds, paired
-from equipoise.study.report.study import Study, Vector
+from equipoise.study.report.figures import Study, Vector
 
-AVERAGE = 0.01  # the average may fall by less than this
-CLIENT = 0.02  # a client may fall by so much; by more only where the worst gains at least as much
-DIGIT = 0.0005  # what is not seen in the printed percent
+AVERAGE = 0.01  # the average accuracy may fall by less than this
+CLIENT = 0.02  # a client may fall by this much, and by more only if the worst client gains at least as much
+DIGIT = 0.0005  # a smaller change does not show in percent with one digit
 SPREAD = "within the spread of seeds"
 Word = Literal["passed", "failed", "undecided"]
 
 
 @dataclass(frozen=True)
 class Reason:
+    """The outcome of one part of the check."""
+
     word: Word
-    text: str
+    text: str  # the outcome in words
 
 
 @dataclass(frozen=True)
 class Verdict:
+    """The outcome of the check for one method."""
+
     method: str
     reasons: tuple[Reason, ...]
 
     @property
     def word(self) -> Word:
-        """One reason that failed is enough to fail; undecided is what only the luck of the seeds may have broken."""
+        """`failed` if a reason failed; else `undecided` if a reason is undecided; else `passed`."""
         found = {reason.word for reason in self.reasons}
         return "failed" if "failed" in found else "undecided" if "undecided" in found else "passed"
 
     @property
     def passed(self) -> bool:
+        """Whether all reasons passed."""
         return self.word == "passed"
 
 
 def is_within_spread(change: Interval) -> bool:
-    """Whether the 95 % interval over seeds holds no change at all. One seed tells nothing of the spread."""
+    """Whether the 95 % interval over seeds contains zero. With one seed there is no interval, and the answer is no."""
     return change.low <= 0 <= change.high
 
 
 def judge(method: str, names: Sequence[str], before: Vector, after: Vector, alone: Vector | None = None) -> Verdict:
-    """Client accuracies under FedAvg (`before`), under the method (`after`) and of local-only training, all in [0, 1].
+    """Judge a method by the clients' accuracies under FedAvg (`before`), the method (`after`) and local-only training.
 
-    Each is `[clients]`, or `[seeds, clients]` with the same seeds in the same order.
+    Accuracies lie in [0, 1]. Each argument is `[clients]`, or `[seeds, clients]` with the same seeds in the same order.
     """
     before, after = np.atleast_2d(before), np.atleast_2d(after)
     own = None if alone is None else np.atleast_2d(alone)
@@ -69,7 +75,7 @@ def judge(method: str, names: Sequence[str], before: Vector, after: Vector, alon
         f"no client fell by more than {_pp(CLIENT)} points, or the worst gained as much",
         f"fell by more than {_pp(CLIENT)} points without the worst gaining as much",
     )  # fmt: skip
-    if lower.word == "passed" and is_within_spread(worst):  # what excuses a fall must be more than luck itself
+    if lower.word == "passed" and is_within_spread(worst):  # a gain that may be chance excuses no fall
         excused = f"fell by more than {_pp(CLIENT)} points, and the gain of the worst is {SPREAD}"
         doubtful = _of_clients(names, fell & repaid, fall, "", excused)
         lower = replace(doubtful, word="undecided") if doubtful.word == "failed" else lower
@@ -90,11 +96,12 @@ def judge(method: str, names: Sequence[str], before: Vector, after: Vector, alon
 
 
 def _word(broken: bool, change: Interval) -> Word:
+    """The outcome if a rule is `broken` by this change, or not."""
     return "passed" if not broken else "undecided" if is_within_spread(change) else "failed"
 
 
 def _of_clients(names: Sequence[str], broken: NDArray[np.bool_], loss: Vector, fine: str, wrong: str) -> Reason:
-    """One reason for all clients. `broken` is by the means over seeds, `loss [seeds, clients]` tells which are sure."""
+    """One reason for all clients. `broken` is judged by means over seeds; `loss [seeds, clients]` shows the spread."""
     words = {names[k]: _word(True, over_seeds(loss[:, k])) for k in np.flatnonzero(broken).tolist()}
     sure, unsure = ([name for name, word in words.items() if word == which] for which in ("failed", "undecided"))
     some = f" of {len(names)} clients {wrong}"
@@ -107,7 +114,10 @@ def _of_clients(names: Sequence[str], broken: NDArray[np.bool_], loss: Vector, f
 
 
 def judge_all(study: Study) -> list[Verdict]:
-    """Of every method, against FedAvg and local-only training, paired by seed."""
+    """The verdict on every method that has a seed in common with FedAvg, paired by seed.
+
+    Local-only training counts if it has all of these seeds.
+    """
     if study.reference is None:
         return []
     found = []
@@ -122,15 +132,17 @@ def judge_all(study: Study) -> list[Verdict]:
 
 
 def tell_in_a_line(verdict: Verdict) -> str:
-    """For the terminal: the word, and what speaks against the method."""
+    """A verdict in one line for the terminal, with the reasons against the method."""
     against = "; ".join(reason.text for reason in verdict.reasons if reason.word == verdict.word and not verdict.passed)
     return f"Levelling-down check of {verdict.method}: {verdict.word}" + (f" ({against})." if against else ".")
 
 
 # --------------------------------------------------------------------------- the whole study in words
 def choose_by_validation(study: Study, rivals: Sequence[str] | None = None) -> str | None:
-    """The method under which the worst client stands best on validation data, mean over the seeds that all have. Test data
-    choose nothing."""
+    """The method with the best worst client on validation data, in the mean over the seeds that all methods have.
+
+    None if validation data are missing. Test data are never used to choose.
+    """
     found = {}
     candidates = study.rivals if rivals is None else rivals
     seeds = study.shared_seeds(*candidates) if candidates else []
@@ -144,7 +156,10 @@ def choose_by_validation(study: Study, rivals: Sequence[str] | None = None) -> s
 
 
 def tell_in_two_sentences(study: Study) -> list[str]:
-    """What the study shows: who was lifted, and who paid. One method is spoken of only if validation data chose it."""
+    """What the study shows: how the worst client changed, and at whose cost.
+
+    One method is singled out only if validation data chose it. Further sentences name what could not be compared.
+    """
     reference = study.reference
     if reference is None or not study.rivals:
         return ["There is nothing to compare with: the verdict needs fedavg and at least one other method."]
@@ -193,7 +208,7 @@ def tell_in_two_sentences(study: Study) -> list[str]:
 
 
 def _sorted_out(lift: Mapping[str, Interval]) -> str:
-    """Which methods lift the worst client, which lower it, and which do neither for sure."""
+    """Under which methods the worst client rises, under which it falls, and under which neither is sure."""
     groups: dict[str, list[str]] = {"rises": [], "falls": [], f"differs only {SPREAD}": []}
     up, down, unsure = groups.values()
     for method, change in lift.items():
@@ -203,10 +218,12 @@ def _sorted_out(lift: Mapping[str, Interval]) -> str:
 
 
 def _pp(value: float) -> str:
+    """A share in percent, or a difference in percentage points, without the unit."""
     return f"{100 * value:.1f}"
 
 
 def _moved(change: Interval) -> str:
+    """A change in words."""
     if abs(change.mean) < DIGIT:
         return "held"
     if is_within_spread(change):

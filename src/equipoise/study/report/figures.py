@@ -1,4 +1,4 @@
-"""Runs that may be compared: the same data and settings, several methods and seeds."""
+"""Studies: runs that may be compared, as they have the same data and settings and differ in method and seed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from equipoise.metrics import FORMULAS, Formula, Interval, corrected_variance, o
 from equipoise.runs.reading import Recorded
 
 Vector = NDArray[np.float64]
-LAST = 5  # rounds whose mean stands beside the last one
+LAST = 5  # evaluated rounds at the end of a run, whose mean is told beside the last one
 BY_ROUND = {
     name: FORMULAS[name].function for name in ("AVG", "STD", "MIN")
-}  # figures that are told of other rounds, too
+}  # figures that are also told of rounds other than the last
 
 
 def weigh_by_samples(values: Vector, samples: Vector) -> float:
-    """Mean over clients, each with the number of its test samples as weight.
+    """The mean over clients, weighted by their numbers of test samples.
 
     >>> weigh_by_samples(np.array([0.5, 1.0]), np.array([30.0, 10.0]))
     0.625
@@ -40,35 +40,40 @@ def average_by_domain(values: Vector, domains: Sequence[str]) -> dict[str, float
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """Methods with their finished runs by seed. `fedavg` and `local_only` are the references."""
+    """Finished runs that may be compared, by method and seed. Methods are judged against `fedavg` and `local_only`."""
 
     runs: Mapping[str, Mapping[int, Recorded]]
-    notes: Sequence[str] = ()
+    notes: Sequence[str] = ()  # which runs and scores are missing, and why
 
     # ------------------------------------------------------------------ facts
     @cached_property
     def any(self) -> Recorded:
+        """One of the runs, for facts that are the same in all."""
         return next(iter(next(iter(self.runs.values())).values()))
 
     @property
     def name(self) -> str:
+        """The name of the data."""
         return str(self.any.manifest["data"]["name"])
 
     @property
     def methods(self) -> list[str]:
+        """The methods, in the order in which they are shown."""
         return list(self.runs)
 
     @property
     def reference(self) -> str | None:
+        """FedAvg, as it is named here, against which methods are judged; None if it has no runs."""
         return next((m for m in self.runs if m == "fedavg" or m.startswith("fedavg(")), None)
 
     @property
     def alone(self) -> str | None:
+        """Local-only training, as it is named here; None if it has no runs."""
         return next((m for m in self.runs if m.startswith("local_only")), None)
 
     @property
     def rivals(self) -> list[str]:
-        """The methods that are neither FedAvg nor a reference of another kind."""
+        """The methods that are judged: all but the reference, local-only and centralised training."""
         return [m for m in self.runs if m != self.reference and not m.startswith(("local_only", "centralised"))]
 
     def shared_seeds(self, *methods: str) -> list[int]:
@@ -76,6 +81,7 @@ class Study:
         return [seed for seed in self.runs[methods[0]] if all(seed in self.runs[m] for m in methods)]
 
     def colour(self, method: str) -> int:
+        """The number of the method's colour, which is the same in all plots."""
         return self.methods.index(method)
 
     # ------------------------------------------------------------------ values
@@ -86,38 +92,38 @@ class Study:
     def curve(
         self, method: str, seed: int, metric: str = "accuracy", split: str = "test"
     ) -> tuple[NDArray[np.int64], Vector]:
-        """The evaluated rounds, and [rounds, clients]."""
+        """The evaluated rounds, and one value per round and client, [rounds, clients]."""
         key = (method, seed, metric, split)
         if key not in self._curves:
             self._curves[key] = self.runs[method][seed].curve(metric, split)
         return self._curves[key]
 
     def final(self, method: str, metric: str = "accuracy", split: str = "test") -> dict[int, Vector]:
-        """A value a client after the last round, for each seed that has any."""
+        """One value per client after the last round, for each seed that has any."""
         curves = {seed: self.curve(method, seed, metric, split)[1] for seed in self.runs[method]}
         return {seed: values[-1] for seed, values in curves.items() if len(values)}
 
     def mean_final(self, method: str, metric: str = "accuracy") -> Vector:
-        """A value a client, averaged over seeds."""
+        """One value per client after the last round, averaged over seeds."""
         found: Vector = np.mean(list(self.final(method, metric).values()), axis=0)
         return found
 
     def gaps(self, method: str) -> dict[int, Vector]:
-        """Test loss minus that of the client's own model, on the seeds that both have."""
+        """Each client's test loss minus that of its own model (`local_only`), for the seeds that both have."""
         if self.alone is None or self.alone == method:
             return {}
         own, mine = self.final(self.alone, "loss"), self.final(method, "loss")
         return {seed: mine[seed] - own[seed] for seed in mine if seed in own}
 
     def gains(self, method: str) -> dict[int, Vector]:
-        """Accuracy over that of local-only training, on the seeds that both have."""
+        """Each client's test accuracy minus that of local-only training, for the seeds that both have."""
         if self.alone is None or self.alone == method:
             return {}
         own, mine = self.final(self.alone), self.final(method)
         return {seed: mine[seed] - own[seed] for seed in mine if seed in own}
 
     def own_optima(self, split: str) -> dict[str, float]:
-        """The loss that each client reaches alone, averaged over seeds; nothing without runs of `local_only`."""
+        """The loss that each client reaches alone, averaged over seeds; empty without runs of `local_only`."""
         if self.alone is None:
             return {}
         found = list(self.final(self.alone, "loss", split).values())
@@ -126,10 +132,11 @@ class Study:
 
     # ------------------------------------------------------------------ figures
     def per_seed(self, method: str, formula: Formula, metric: str = "accuracy") -> dict[int, float]:
+        """A figure over clients after the last round, for each seed."""
         return {seed: formula.function(values) for seed, values in self.final(method, metric).items()}
 
     def figures(self, method: str) -> dict[str, Interval]:
-        """Every figure of a method: mean and 95 % interval over seeds. `DEFINITIONS` has a line for each."""
+        """Every figure of a method: mean and 95 % interval over seeds. `DEFINITIONS` explains each."""
         found = {name: over_seeds(list(self.per_seed(method, f).values())) for name, f in FORMULAS.items()}
         final, losses = self.final(method), self.final(method, "loss")
         samples = self.any.samples()
@@ -165,7 +172,7 @@ class Study:
                 for name, of in BY_ROUND.items()
             },
             "lowest STD of the curve": [float(np.nanstd(self.curve(method, s)[1], axis=1).min()) for s in final],
-            "seconds a round": [self.seconds(method, s) for s in final],
+            "seconds per round": [self.seconds(method, s) for s in final],
         }
         return found | {name: over_seeds(values) for name, values in more.items()}
 
@@ -175,7 +182,10 @@ class Study:
         return {method: self.figures(method) for method in self.methods}
 
     def chosen_round(self, method: str, seed: int) -> Vector:
-        """Test accuracies of the round with the best mean validation accuracy (the earliest); nan without validation data."""
+        """Test accuracies after the round with the best mean validation accuracy; NaN without validation data.
+
+        If several rounds are equally good, it is the earliest.
+        """
         rounds, held = self.curve(method, seed, split="validation")
         tested, values = self.curve(method, seed)
         if not len(rounds):
@@ -185,9 +195,11 @@ class Study:
         return found
 
     def seconds(self, method: str, seed: int) -> float:
+        """The mean time of a round."""
         return float(np.mean(self.runs[method][seed].manifest["seconds_per_round"]))
 
     def cost(self, method: str) -> Mapping[str, int]:
+        """What a method costs: the model's parameters and, per client and round, bytes sent and operations."""
         found: Mapping[str, int] = next(iter(self.runs[method].values())).manifest["cost"]
         return found
 
@@ -208,7 +220,8 @@ DEFINITIONS = {name: formula.definition for name, formula in FORMULAS.items()} |
     "gap max": "largest loss gap",
     "gap min": "smallest loss gap",
     "gap variance": "variance of the loss gaps over clients, ddof 0",
-    "gain mean": "gain: a client's test accuracy minus that of local-only training with the same seed; mean over clients",
+    "gain mean": "gain: a client's test accuracy minus that of local-only training with the same seed; mean over "
+    "clients",
     "gain min": "smallest gain, of the client that joining helps least",
     "losers": "clients whose test accuracy is below that of local-only training with the same seed",
     **{f"{name}, last five": f"{name}, mean over the last five evaluated rounds" for name in BY_ROUND},
@@ -217,7 +230,7 @@ DEFINITIONS = {name: formula.definition for name, formula in FORMULAS.items()} |
         for name in BY_ROUND
     },
     "lowest STD of the curve": "smallest STD (ddof 0) over all evaluated rounds; read it beside the final one only",
-    "seconds a round": "wall-clock time of a round, all clients, on the machine of the run",
+    "seconds per round": "wall-clock time of a round, all clients, on the machine of the run",
 }
 PERCENT = {name for name, formula in FORMULAS.items() if formula.percent} | {
     "AVG over domains", "STD over domains", "MIN over domains", "AVG by samples", "lowest STD of the curve",
@@ -227,13 +240,13 @@ PERCENT = {name for name, formula in FORMULAS.items() if formula.percent} | {
 SMALLER_IS_BETTER = {
     "STD", "STD (ddof 1)", "variance", "range", "Gini", "STD over domains", "corrected variance",
     "loss", "worst loss", "best loss", "loss variance",
-    "gap mean", "gap max", "gap variance", "losers", "lowest STD of the curve", "seconds a round", "STD, last five",
+    "gap mean", "gap max", "gap variance", "losers", "lowest STD of the curve", "seconds per round", "STD, last five",
     "STD, best by validation",
 }  # fmt: skip
 
 
 def group_studies(runs: Sequence[Recorded]) -> list[Study]:
-    """Runs of the same data and settings together, those of other settings apart; what is unfinished is named in the notes."""
+    """Group runs that may be compared into studies. Runs that are left out are named in the notes of their study."""
     groups: list[list[Recorded]] = []
     for run in sorted(runs, key=lambda one: len(one.manifest["demanded"])):
         mates = next((group for group in groups if _comparable(group[0], run)), None)
@@ -273,16 +286,16 @@ def group_studies(runs: Sequence[Recorded]) -> list[Study]:
 
 
 def _comparable(first: Recorded, second: Recorded) -> bool:
-    """Whether two runs differ in nothing but method and seed. What a method demands of the optimizer may differ."""
+    """Whether two runs have the same data and settings. Settings of the training that a method demands may differ."""
     a, b = first.manifest, second.manifest
     free = {*a["demanded"], *b["demanded"]}
     trained = all(a["training"][name] == b["training"][name] for name in a["training"] if name not in free)
     same = all(a[name] == b[name] for name in ("model", "rounds", "participation", "buffers"))
     same = same and a.get("guard") == b.get("guard")
-    same = same and a.get("eval_every", 1) == b.get("eval_every", 1)  # figures of curves need the same rounds
+    same = same and a.get("eval_every", 1) == b.get("eval_every", 1)  # figures over rounds need the same rounds
     return trained and same and bool(a["data"]["fingerprint"] == b["data"]["fingerprint"])
 
 
 def _place(method: str) -> int:
-    """FedAvg first, the references that are no rivals last."""
+    """Where a method is shown: FedAvg first, local-only and centralised training last."""
     return 0 if method.startswith("fedavg") else 2 if method.startswith(("local_only", "centralised")) else 1
