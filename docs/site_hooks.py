@@ -31,7 +31,8 @@ def on_config(config: Any) -> Any:
     """Spell out the folders of the navigation, and look whether the reference is complete."""
     config.nav = _spell_out(config.nav, Path(config.docs_dir))
     for module, page in REFERENCE.items():
-        _check_reference(importlib.import_module(module), Path(config.docs_dir) / "reference" / page)
+        for wrong in find_unlisted(importlib.import_module(module), Path(config.docs_dir) / "reference" / page):
+            log.warning(wrong)
     return config
 
 
@@ -47,13 +48,14 @@ def _spell_out(nav: Any, docs: Path) -> Any:
     return nav
 
 
-def _check_reference(module: ModuleType, page: Path) -> None:
-    """Every public name of the module stands on the page, and nothing else."""
+def find_unlisted(module: ModuleType, page: Path) -> list[str]:
+    """What is wrong with a page of the reference: public names of the module that it lacks, and others that it has."""
     shown = {line.rpartition(".")[2] for line in page.read_text().splitlines() if line.startswith("::: ")}
     public = {name for name in module.__all__ if not isinstance(getattr(module, name), ModuleType)}
-    for name in sorted(public ^ shown):
-        state = "missing" if name in public else "not public"
-        log.warning("%s: `%s.%s` is %s", page.name, module.__name__, name, state)
+    return [
+        f"{page.name}: `{module.__name__}.{name}` is {'missing' if name in public else 'not public'}"
+        for name in sorted(public ^ shown)
+    ]
 
 
 def on_files(files: Any, config: Any) -> Any:

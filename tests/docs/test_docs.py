@@ -160,3 +160,11 @@ def test_pages_are_finished():
         own = re.sub(r"<!-- from the code -->.*<!-- end -->", "", text, flags=re.DOTALL)
         assert len(own) > 200, f"docs/methods/{name}.md says nothing beyond what the code says"
         assert "$" in own or name in ("local_only", "centralised", "f2dc_modules"), f"{name}.md has no formula"
+
+
+@pytest.mark.parametrize(("module", "page"), [("equipoise", "equipoise.md"), ("equipoise.method", "method.md")])
+def test_the_reference_has_every_public_name(module, page):
+    from site_hooks import REFERENCE, find_unlisted
+
+    assert REFERENCE[module] == page
+    assert find_unlisted(importlib.import_module(module), ROOT / "docs" / "reference" / page) == []

@@ -12,10 +12,10 @@ from equipoise.runs.kept import read_kept
 from equipoise.runs.reading import read_all
 from equipoise.runs.writing import save
 from equipoise.study.jobs import Job, find_finished, list_jobs
+from equipoise.study.report.figures import group_studies
 from equipoise.study.report.page import build_page
 from equipoise.study.report.paper import save_chart
 from equipoise.study.report.plots import PLOTS
-from equipoise.study.report.figures import group_studies
 from equipoise.study.workers import execute_all
 from kit import blobs, pictures, recorded
 

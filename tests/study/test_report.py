@@ -22,10 +22,10 @@ from equipoise.metrics import FORMULAS, bootstrap, corrected_variance, over_seed
 from equipoise.runs.reading import read_all
 from equipoise.study.report import svg, tables
 from equipoise.study.report.charts import Bars, Cells, Line, Panel, choose_ticks, count_in_bins, find_extent
+from equipoise.study.report.figures import DEFINITIONS, group_studies
 from equipoise.study.report.page import build_page, write
 from equipoise.study.report.paper import save_chart
 from equipoise.study.report.plots import MOST_ROWS, PLOTS, draw_charts, draw_partitions, find_sweeps
-from equipoise.study.report.figures import DEFINITIONS, group_studies
 from equipoise.study.report.verdict import choose_by_validation, judge, judge_all, tell_in_a_line, tell_in_two_sentences
 from kit.made_runs import made
 

@@ -37,9 +37,9 @@ def plot(
 ) -> None:
     """Draw the report's plots as PDF and PNG, for papers."""
     from equipoise.runs.reading import read_all
+    from equipoise.study.report.figures import group_studies
     from equipoise.study.report.paper import save_chart
     from equipoise.study.report.plots import PLOTS, draw_partitions
-    from equipoise.study.report.figures import group_studies
 
     kinds = (*PLOTS, "partitions")
     if kind not in (*kinds, "all"):

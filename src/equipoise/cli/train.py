@@ -229,8 +229,8 @@ def _show_outcomes(experiment: Experiment, outcomes: Sequence[Outcome], out: Pat
     from equipoise.methods import parse
     from equipoise.runs.reading import read
     from equipoise.study.comparison import tabulate
-    from equipoise.study.report.page import write
     from equipoise.study.report.figures import group_studies
+    from equipoise.study.report.page import write
     from equipoise.study.report.verdict import choose_by_validation, judge_all, tell_in_a_line, tell_in_two_sentences
 
     dataset = ""

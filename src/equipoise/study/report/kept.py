@@ -9,8 +9,8 @@ import numpy as np
 
 from equipoise.runs.kept import MISSING, read_kept
 from equipoise.study.report.charts import Bars, Cells, Chart, Line, Panel, Points
-from equipoise.study.report.plots import MOST_LINES, register_plot
 from equipoise.study.report.figures import Study
+from equipoise.study.report.plots import MOST_LINES, register_plot
 
 
 def collect_kept(study: Study, kind: str) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from equipoise.metrics import FORMULAS, paired
 from equipoise.runs.reading import Recorded
 from equipoise.study.report import tables
 from equipoise.study.report.charts import COLOURS, NEGATIVE
-from equipoise.study.report.plots import draw_charts, draw_partitions
 from equipoise.study.report.figures import DEFINITIONS, Study, group_studies
+from equipoise.study.report.plots import draw_charts, draw_partitions
 from equipoise.study.report.svg import draw_svg
 from equipoise.study.report.verdict import Word, judge_all, tell_in_two_sentences
 
