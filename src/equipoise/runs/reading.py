@@ -81,6 +81,11 @@ class Recorded:
         """The domain of each client; a client without a domain counts as a domain of its own name."""
         return [client["domain"] or client["name"] for client in self.manifest["data"]["clients"]]
 
+    @property
+    def metrics(self) -> list[str]:
+        """The names of all metrics, in the order in which they were first recorded."""
+        return pc.unique(self.records["metric"]).to_pylist()
+
     def curve(self, metric: str = "accuracy", split: str = "test") -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The evaluated rounds `[rounds]`, and the values of a metric `[rounds, clients]`; NaN: the client has none."""
         table = self.records.filter((pc.field("metric") == metric) & (pc.field("split") == split))
@@ -151,7 +156,8 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
     for path in paths:
         if not path.exists():
             raise EquipoiseError(f"There is no `{path}`. `equipoise runs` lists the run folders.")
-        inside = [path] if (path / "manifest.json").exists() else sorted(p.parent for p in path.glob("*/manifest.json"))
+        below = sorted(p.parent for p in path.glob("*/manifest.json") if not p.parent.name.startswith("."))
+        inside = [path] if (path / "manifest.json").exists() else below
         if not inside:
             raise EquipoiseError(f"`{path}` is no run folder and holds none: there is no manifest.json.")
         found |= dict.fromkeys(inside)
