@@ -59,7 +59,9 @@ class SimulatedDesk:
     def __init__(self, run: Run, compute: Runner) -> None:
         self.run, self.compute = run, compute
         validated = any(len(client.validation) for client in run.federation.clients)
-        self.splits: tuple[Split, ...] = ("test", "validation") if validated else ("test",)
+        self.splits: tuple[Split, ...] = (
+            "test", *(("validation",) if validated else ()), *(("train",) if run.settings.train_scores else ())
+        )  # fmt: skip
 
     def open(self, name: str, records: Sequence[RoundRecord]) -> str:
         """Nothing to do: a simulation keeps the name that it has."""
@@ -97,7 +99,8 @@ class SimulatedDesk:
     def score(
         self, server: Server, kept: Mapping[int, ClientState], states: Mapping[int, ClientState]
     ) -> tuple[Sequence[Score], list[Rejection]]:
-        """Evaluate the model at every client: on test data, and on validation data if there are any."""
+        """Evaluate the model at every client: on test data, on validation data if there are any, and on the training
+        data unless the settings say otherwise."""
         run = self.run
         current = ChainMap(dict(kept), states)  # type: ignore[arg-type]  # it is only read
         return evaluate(run.method, run.task, server, current, run.federation, self.splits), []

@@ -316,7 +316,7 @@ def _without_update(
 ) -> Done:
     """The outcome of a round with too few valid answers."""
     r, checks = server.memory.round, judge.checks
-    if refused and all(one.is_not_finite for one in refused) and checks.too_few == "stop":
+    if refused and valid == 0 and all(one.is_not_finite for one in refused) and checks.too_few == "stop":
         raise _diverged(judge.method, r)
     reasons = "; ".join(f"{judge.name_of(one.client)}: {one.why}" for one in refused[:3])
     text = f"{valid} of {asked} clients gave a valid answer, and it needs {quorum}" + (

@@ -47,6 +47,7 @@ class Settings:
     guard: Guard | None  # limits what a false loss can gain
     notes: tuple[str, ...] = ()  # what a reader of the results should know
     limits: Mapping[str, object] | None = None  # how long the server of a real federation waits, for the manifest
+    train_scores: bool = True  # score the training data, too, whenever the model is evaluated
     until_flat: bool = False  # end the run when it has converged; `rounds` is then a limit
 
     @classmethod
@@ -68,6 +69,7 @@ class Settings:
         checks: Checks = SIMULATION_CHECKS,
         guard: Guard | None = None,
         limits: Mapping[str, object] | None = None,
+        train_scores: bool = True,
         until_flat: bool = False,
     ) -> Settings:
         """The settings of a run. What is not given comes from the federation's protocol, or from the parameters that a
@@ -99,6 +101,7 @@ class Settings:
             guard=guard,
             notes=_note_overruled(chosen, training),
             limits=limits,
+            train_scores=train_scores,
             until_flat=until_flat,
         )
         require(
@@ -164,6 +167,7 @@ class Settings:
             "checks": asdict(self.checks),
             "guard": None if self.guard is None else asdict(self.guard),
             **({"code": code} if (code := hash_own_code(self.method)) else {}),
+            **({} if self.train_scores else {"train_scores": False}),
             **({"until_flat": True} if self.until_flat else {}),
         }
         return json.loads(json.dumps(found, default=str))
@@ -189,6 +193,11 @@ def check_option(name: str, value: object) -> None:
             require(0 < value <= 1, name, "above 0 and at most 1", value)
         case "device", str():
             _check_device(value)
+        case "rounds" | "eval_every" | "participation" | "device", None:  # the protocol's own
+            pass
+        case "rounds" | "eval_every" | "participation" | "device", _:
+            kinds = {"participation": "a number", "device": "a text"}
+            raise EquipoiseError(f"{name} must be {kinds.get(name, 'a whole number')}. Found {value!r}.")
 
 
 def _check_device(device: str) -> None:

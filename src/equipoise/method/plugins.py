@@ -18,9 +18,10 @@ from equipoise.method.value import Method
 _LOADED: dict[Path, None] = {}  # the imported files, in the order of import
 
 
-def load_plugins(files: Sequence[Path | str]) -> None:
-    """Import these files. A file that was imported before is not imported again."""
-    for file in (Path(one).expanduser().resolve() for one in files):
+def load_plugins(files: Sequence[Path | str] | Path | str) -> None:
+    """Import these files, or this one. A file that was imported before is not imported again."""
+    several = [files] if isinstance(files, (Path, str)) else files
+    for file in (Path(one).expanduser().resolve() for one in several):
         if file not in _LOADED:
             _import(file)
             _LOADED[file] = None

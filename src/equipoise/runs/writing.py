@@ -156,9 +156,9 @@ def _holds_finished_run(place: Path) -> bool:
         return False
 
 
-def save(run: Run, folder: Path) -> Path:
+def save(run: Run, folder: Path | str) -> Path:
     """Write a run that is over into a new folder inside `folder`, and return its path."""
-    recorder = Recorder(run, folder)
+    recorder = Recorder(run, Path(folder))
     for record in run.rounds:
         recorder.add(record)
     return recorder.finish(run)

@@ -54,7 +54,7 @@ class Comparison:
 
 
 def compare(
-    methods: Sequence[Method | str],
+    methods: Sequence[Method | str] | Method | str,
     federation: Federation | str,
     *,
     seeds: int | Sequence[int] = 3,
@@ -74,6 +74,7 @@ def compare(
     >>> list(found.rows), [run.seed for run in found.runs]
     (['fedavg', 'local_only'], [0, 0])
     """
+    methods = [methods] if isinstance(methods, (str, Method)) else methods
     chosen = list(dict.fromkeys(parse(method) if isinstance(method, str) else method for method in methods))
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(dict.fromkeys(seeds))
     if not chosen or not numbers:

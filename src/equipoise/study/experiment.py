@@ -31,6 +31,7 @@ SETTINGS = (
     "device",
     "eval_every",
     "with_validation",
+    "train_scores",
     "until_flat",
     "keep",
 )  # keys that set a field of all jobs

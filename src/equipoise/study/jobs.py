@@ -46,6 +46,7 @@ class Job:
     eval_every: int = 1
     with_validation: bool = False  # set training data aside, by which methods and rounds can be chosen
     guard: bool = False  # limit what a false loss can gain, as in a deployment
+    train_scores: bool = True  # score the training data, too, whenever the model is evaluated
     until_flat: bool = False  # end the run when it has converged; `rounds` is then a limit
     live: tuple[str, ...] = ()  # tools that show the records during the run: `mlflow`, `tensorboard`
     keep: tuple[str, ...] = ()  # what is kept for plots besides the records, such as `conflicts` or `features`
@@ -65,6 +66,7 @@ class Job:
             eval_every=self.eval_every,
             threads=threads,
             guard=DEPLOYMENT_GUARD if self.guard else None,
+            train_scores=self.train_scores,
             until_flat=self.until_flat,
         )
 
