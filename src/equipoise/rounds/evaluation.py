@@ -18,6 +18,8 @@ from equipoise.rounds.server import weighted_mean
 from equipoise.task import Task
 from equipoise.types import PERSONAL, ClientState, PerClient, Server, Tensors
 
+SCORED: tuple[Split, ...] = ("test", "validation")  # the data on which a run scores its model after a round
+
 # The names of the models that can be scored, in records and manifests.
 WORDS: dict[Scored, str] = {
     "own": "personal",
