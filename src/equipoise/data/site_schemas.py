@@ -121,7 +121,7 @@ def _describe_column(rows: Rows, name: str, limit: int, notes: list[str]) -> Col
     missing = _round_down(values.count(None), limit)
     if kind != "text":
         return Column(kind, missing)
-    refuse_many_levels(len(present), name, rows)
+    refuse_many_levels(len(present), name, str(rows))
     named = {level: _round_down(present[level], limit) for level in sorted(present) if present[level] >= limit}
     rare = len(present) - len(named)
     odd = list_texts(rows.column(name))
@@ -180,8 +180,11 @@ def merge_files(paths: Sequence[Path], ignore: Collection[str] = ()) -> tuple[Sc
                 notes.append(f"Column `{name}` is left out: no file names a value of it.")
             else:
                 columns[name] = _join(levels, f"Levels of `{name}`", notes) if kind == "text" else None
+                refuse_many_levels(len(columns[name] or ()), name, "all files together")
     if sites and not columns and any(site.columns for site in sites.values()) and not mistakes.found:
         mistakes.found.append("No column is left to learn from.")
+    if mistakes.found:
+        mistakes.found += notes  # whoever has to ask the sites anyway asks them about these, too
     mistakes.refuse()
     return Schema(next(iter(labels)), order_classes(classes), columns), notes
 

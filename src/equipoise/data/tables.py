@@ -122,15 +122,15 @@ def _levels(clients: Sequence[Rows], name: str) -> tuple[str, ...] | None:
     if not texts:
         return None
     found = {as_text(v) for rows in texts for v in rows.column(name).to_pylist() if v is not None}
-    refuse_many_levels(len(found), name, texts[0])
+    refuse_many_levels(len(found), name, f"{texts[0]}, for example")
     return tuple(sorted(found))
 
 
-def refuse_many_levels(count: int, name: str, rows: Rows) -> None:
+def refuse_many_levels(count: int, name: str, where: str) -> None:
     """Refuse a text column that has too many different values for a category."""
     if count > MOST_LEVELS:
         raise EquipoiseError(
-            f"Text column `{name}` has {count} different values ({rows}, for example): too many for categories. Leave "
+            f"Text column `{name}` has {count} different values ({where}): too many for categories. Leave "
             f"it out with --ignore {name}, or group its values."
         )
 
