@@ -7,10 +7,11 @@ import pyarrow as pa
 import pytest
 import torch
 
-from equipoise import EquipoiseError
+from equipoise import EquipoiseError, save
 from equipoise.data.own import describe_own, own
 from equipoise.data.site_schemas import Column, SiteSchema, describe_rows, merge_files
 from equipoise.data.tables import Rows, Schema, compare_schemas, encode
+from kit import quiet
 from kit.command import invoke
 from kit.sites import LABEL, write_site
 
@@ -197,6 +198,18 @@ def test_a_table_with_new_levels_is_read_with_a_stored_schema(tmp_path):
     assert any("No value of `sex` at `north` is one of the schema's levels: w, x." in note for note in data.notes)
     few = own(str(write_site(tmp_path, "east", rare=2)), site="east", schema=str(_ward_schema(tmp_path)))
     assert any("(fewer than 5 rows)" in note for note in few.notes)
+
+
+def test_a_model_is_evaluated_on_a_table_with_a_new_level(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = "\n".join(f"{k % 7},{'xy'[k % 2]},{'ab'[k % 2]},{k % 3}" for k in range(60))
+    Path("old.csv").write_text(f"v,c,label,client\n{text}\n")
+    Path("new.csv").write_text(f"v,c,label,client\n{text}\n".replace(",y,b,0", ",z,b,0"))
+    place = save(quiet("fedavg", own("old.csv"), rounds=1), Path("runs"))
+    done = invoke("evaluate", str(place), "new.csv")
+    assert done.exit_code == 0, done.output
+    assert "Values of `c` at `0` that the schema does not name (10 of 20 rows): count as other." in done.output
+    assert "AVG" in done.output
 
 
 def _ward_schema(folder: Path) -> Path:
