@@ -21,7 +21,7 @@ from equipoise.method import METHODS
 from equipoise.runs.reading import read_all
 from equipoise.runs.writing import describe_run, save
 from equipoise.study.report.figures import group_studies
-from equipoise.study.report.verdict import judge_all
+from equipoise.study.report.verdict import choose_by_validation, judge_all
 from kit import NormNet, blobs, pictures
 from kit.flower import LoopGrid
 from kit.rows import QUICK, needs_images
@@ -262,6 +262,7 @@ def test_what_each_site_gained_is_one_section_of_the_report(tmp_path):
     (study,) = group_studies(read_all([tmp_path])[0])
     assert list(study.runs) == ["fedavg", "qffl", "local_only"]
     assert [verdict.method for verdict in judge_all(study)] == ["qffl"]
+    assert choose_by_validation(study) is not None  # sites score their validation data, as a simulation does
 
 
 def test_an_answer_that_comes_twice_counts_once():
