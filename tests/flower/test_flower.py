@@ -474,6 +474,16 @@ def test_all_mismatches_of_all_sites_are_said_at_once(tmp_path):
     assert set(grid.kinds) == {"query.hello"}  # before the first round
 
 
+def test_two_nodes_of_one_name_are_said_once_and_do_not_begin(tmp_path, monkeypatch):
+    monkeypatch.setattr("equipoise.flower.desk.POLL", 0.01)
+    names = write_tables(tmp_path)
+    nodes = {k: {"site": names[k // 2], "data": str(tmp_path / f"{names[k // 2]}.csv")} for k in range(3)}
+    plan, said = Plan(sites=3, rounds=1, start_timeout=0.5), []
+    with pytest.raises(EquipoiseError, match="two nodes call themselves `c0`"):
+        federate(LoopGrid(client_app(plan, schema=tmp_path / "schema.json"), nodes), plan, on_note=said.append)
+    assert len(said) == 1
+
+
 def test_a_site_that_mends_its_data_while_others_are_awaited_takes_part(tmp_path):
     names = write_tables(tmp_path)
     good = (tmp_path / "c1.csv").read_text()

@@ -87,7 +87,7 @@ def own(
     with mistakes.noted():
         y, classes = _labels(pieces, target, fixed)
     if fixed:
-        whole = (Rows(piece.client or piece.where, piece.where, piece.table) for piece in pieces)
+        whole = (Rows(piece.client or "", piece.where, piece.table) for piece in pieces)
         mistakes.found += [misfit for rows in whole for misfit in list_misfits(rows, fixed)]
     mistakes.refuse()
     holdings = _dealt(pieces, partition, y) if partition else _held(pieces, client or "client", path)

@@ -75,14 +75,14 @@ class Schema:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one client."""
+    """The rows of one client, or those of all clients in one file."""
 
-    client: str  # its name
+    client: str  # its name; empty for those of all
     where: str  # where the rows come from, for messages
     table: pa.Table
 
     def __str__(self) -> str:
-        return f"client `{self.client}` ({self.where})"
+        return f"client `{self.client}` ({self.where})" if self.client else self.where
 
     def column(self, name: str) -> pa.ChunkedArray:
         """One column; an error that lists the columns if it is missing."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -60,11 +60,14 @@ class FlowerDesk:
         error by which it ends tells what is wrong at any of them.
         """
         deadline = time.monotonic() + self.plan.start_timeout
+        said: set[str] = set()
         while True:
             found = self._greet()
-            for one in found:
+            news = [text for one in found if (text := _tell(one)) not in said]
+            said |= set(news)
+            for text in news:
                 if on_note:
-                    on_note(_tell(one))
+                    on_note(text)
             mended = [node for node, one in self.refused.items() if one.client in self.about]
             wrong = [one for node, one in self.refused.items() if node not in mended]
             is_late = time.monotonic() > deadline
@@ -84,7 +87,7 @@ class FlowerDesk:
             mistakes.append(
                 f"{len(self.about)} of {places} sites came within {limit}: {there}. Start the others, or set `sites`."
             )
-        if differ := list_disagreements(self.about):
+        if differ := list_disagreements(dict(sorted(self.about.items()))):
             advice = (
                 "Sites must agree: give all of them the same schema.json (equipoise deploy merge-schemas) and settings."
             )
@@ -120,7 +123,7 @@ class FlowerDesk:
         deadline = time.monotonic() + self.plan.round_timeout
         refused: list[Rejection] = []
         while True:
-            refused += self._greet()
+            refused += [replace(one, why=_in_one_line(one.why)) for one in self._greet()]
             found = self._connected(wanted)
             if len(found) >= needed or time.monotonic() > deadline:
                 away = [Rejection(self.names[k], "it is not connected.") for k in wanted if k not in found]
@@ -239,7 +242,7 @@ class FlowerDesk:
                 usable[k] = read(k, content)
             except (EquipoiseError, ValueError, KeyError, TypeError, EOFError) as error:
                 rejected[k] = wire.explain(error)
-        rejected = {k: " ".join(why.split()) for k, why in rejected.items()}  # one line each, for the records
+        rejected = {k: _in_one_line(why) for k, why in rejected.items()}
         return [usable[k] for k in sorted(usable)], [Refusal(k, rejected[k]) for k in sorted(rejected)]
 
     def _exchange(self, kind: str, contents: Mapping[int, RecordDict]) -> tuple[dict[int, RecordDict], dict[int, str]]:
@@ -284,3 +287,8 @@ class FlowerDesk:
 def _tell(one: Rejection) -> str:
     """Why a site cannot take part. Each of several mistakes has a line of its own."""
     return f"`{one.client}` cannot take part: " + one.why.replace("\n", "\n  ")
+
+
+def _in_one_line(text: str) -> str:
+    """A text for records and notes, which have one line for each site."""
+    return " ".join(text.split())
