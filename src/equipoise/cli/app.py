@@ -33,6 +33,7 @@ for command in (
     stored.runs,
     stored.evaluate,
     doctor.doctor,
+    deploy.schema,
 ):
     app.command()(command)
 app.add_typer(deploy.app, name="deploy")

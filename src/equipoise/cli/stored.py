@@ -91,13 +91,20 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="a run folder")],
     data: Annotated[str, typer.Argument(help="a data set, or your own data")],
 ) -> None:
-    """Measure a trained model at every client of other data."""
-    from equipoise.data import load_federation
+    """Measure a trained model at every client of other data.
+
+    Your own tables are read by the schema of the run: values that it does not name count as other.
+    """
+    from equipoise.data.catalogue import add_options, is_path, load_federation
     from equipoise.metrics import figures
     from equipoise.runs.loading import load, measure
 
     trained = load(run)
-    found = measure(trained, load_federation(data))
+    schema = run / "schema.json"
+    text = add_options(data, {"schema": str(schema)}) if is_path(data) and schema.exists() else data
+    federation = load_federation(text)
+    say_notes(federation.notes)
+    found = measure(trained, federation)
     title = f"{trained.manifest['method']} on {data}"
     table = Table("domain", "client", "samples", "accuracy", "loss", title=escape(title), title_justify="left")
     for one in found:

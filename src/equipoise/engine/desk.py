@@ -7,11 +7,10 @@ from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from equipoise.data.federation import Split
 from equipoise.engine.checks import Checks, Expected, Refusal, check_numbers, is_sum_finite
 from equipoise.engine.result import Rejection, RoundRecord, Run
 from equipoise.engine.runners import Errand, Runner
-from equipoise.rounds.evaluation import Score, evaluate
+from equipoise.rounds.evaluation import SCORED, Score, evaluate
 from equipoise.types import ClientState, Replies, Server
 
 
@@ -58,10 +57,7 @@ class SimulatedDesk:
 
     def __init__(self, run: Run, compute: Runner) -> None:
         self.run, self.compute = run, compute
-        validated = any(len(client.validation) for client in run.federation.clients)
-        self.splits: tuple[Split, ...] = (
-            "test", *(("validation",) if validated else ()), *(("train",) if run.settings.train_scores else ())
-        )  # fmt: skip
+        self.splits = SCORED if run.settings.train_scores else tuple(split for split in SCORED if split != "train")
 
     def open(self, name: str, records: Sequence[RoundRecord]) -> str:
         """Nothing to do: a simulation keeps the name that it has."""

@@ -137,7 +137,14 @@ class Settings:
             [None] * len(data) if data.is_elsewhere else data.class_counts().tolist()
         )  # labels of real sites are unknown here
         clients = [
-            {"name": c.name, "domain": c.domain, "train": len(c.train), "test": len(c.test), "classes": counts}
+            {
+                "name": c.name,
+                "domain": c.domain,
+                "train": len(c.train),
+                "validation": len(c.validation),
+                "test": len(c.test),
+                "classes": counts,
+            }
             for c, counts in zip(data.clients, held, strict=True)
         ]
         found: dict[str, Any] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -28,6 +29,8 @@ def server_app(plan: Plan | None = None) -> ServerApp:
     The run is stored below `plan.out`.
     """
     app = ServerApp()
+
+    logging.getLogger("flwr").addFilter(_say_mistakes_in_words)
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
@@ -76,6 +79,14 @@ def _say(record: RoundRecord) -> None:
         print(f"  without `{rejection.client}`: {rejection.why}", flush=True)
 
 
+def _say_mistakes_in_words(record: logging.LogRecord) -> bool:
+    """Let Flower's log tell a user's mistake in words, without the stack trace that it writes of every error."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, EquipoiseError):
+        record.msg, record.args, record.exc_info, record.exc_text = str(error), (), None, None
+    return True
+
+
 def _note(text: str) -> None:
     print(f"Note: {text}", flush=True)
 
@@ -93,7 +104,7 @@ def federate(
     warning. With `checkpoint` it can be resumed later, also by another run of Flower's.
     """
     desk = FlowerDesk(grid, plan)
-    begun = begin_run(settle(plan, desk), "flower")
+    begun = begin_run(settle(plan, desk, on_note), "flower")
     plan.refuse_averaged_models(begun.task)
     desk.layout = begun.task.layout
     return proceed(
@@ -105,9 +116,9 @@ def federate(
     )
 
 
-def settle(plan: Plan, desk: FlowerDesk) -> Settings:
+def settle(plan: Plan, desk: FlowerDesk, on_note: Callable[[str], None] | None = None) -> Settings:
     """Wait for the sites, and return all that decides what the run computes with them."""
-    data = desk.assemble()
+    data = desk.assemble(on_note)
     asked = replace(DEPLOYMENT_CHECKS, quorum=None, too_few=plan.too_few, patience=plan.patience)
     settings = Settings.of(
         plan.chosen,
