@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +40,26 @@ WEIGHTS = pa.schema(
     ]
 )
 TABLES = {"records": RECORDS, "weights": WEIGHTS}
+# Why the answer of a client that sent nothing did not count, as real sites' records say it.
+LATE = "it did not answer in time."
+AWAY = "it is not connected."
+
+
+class Ended(NamedTuple):
+    """When a round was over. While a run goes on, it stands beside the round's rows in the streams."""
+
+    round: int
+    time: float  # when the round was written, in seconds since 1970, by the clock of the run's machine
+    seconds: float  # that the round took
+
+    def as_metadata(self) -> dict[str, str]:
+        """As text, as Arrow keeps it with the rows of a round."""
+        return {name: repr(value) for name, value in self._asdict().items()}
+
+    @classmethod
+    def from_metadata(cls, found: Mapping[bytes, bytes]) -> Ended:
+        """What `as_metadata` gave."""
+        return cls(int(found[b"round"]), float(found[b"time"]), float(found[b"seconds"]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,8 +142,10 @@ def read(place: Path) -> Recorded:
 
 
 def _table(place: Path, name: str, schema: pa.Schema) -> pa.Table:
-    """One table of a run: from its Parquet file or, if the run did not end, from the stream written so far."""
+    """One table of a run: from the stream written so far or, if the run is over, from its Parquet file."""
     whole, stream = place / f"{name}.parquet", place / f"{name}.arrows"
+    with suppress(FileNotFoundError):  # the stream is removed last: while it is there, the other may be half written
+        return read_stream(stream, schema)
     if whole.exists():
         try:
             table = pq.read_table(whole)
@@ -132,8 +154,6 @@ def _table(place: Path, name: str, schema: pa.Schema) -> pa.Table:
         if not table.schema.equals(schema):
             raise EquipoiseError(f"`{whole}` has other columns than schema {SCHEMA} says. Do the run again.")
         return table
-    if stream.exists():
-        return read_stream(stream, schema)
     raise EquipoiseError(f"`{place}` has no {name}.parquet. Do the run again.")
 
 
@@ -143,6 +163,18 @@ def read_stream(path: Path, schema: pa.Schema) -> pa.Table:
     with path.open("rb") as file, suppress(pa.ArrowException, OSError):
         batches.extend(pa.ipc.open_stream(file))
     return pa.Table.from_batches(batches, schema)
+
+
+def read_ends(place: Path) -> list[Ended]:
+    """When the rounds of a run that is not over ended. Empty if it is over: its manifest has the times then."""
+    found: list[Ended] = []
+    with suppress(pa.ArrowException, OSError, StopIteration), (place / "weights.arrows").open("rb") as file:
+        stream = pa.ipc.open_stream(file)
+        while True:
+            metadata = stream.read_next_batch_with_custom_metadata().custom_metadata
+            if metadata is not None:  # an earlier version wrote none
+                found.append(Ended.from_metadata(metadata))
+    return found
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:

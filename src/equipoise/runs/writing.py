@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import time
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
@@ -28,7 +29,7 @@ from equipoise.engine.result import RoundRecord, Run
 from equipoise.errors import EquipoiseError
 from equipoise.rounds.evaluation import collect_tensors
 from equipoise.runs.cost import estimate_cost
-from equipoise.runs.reading import SCHEMA, TABLES, read_stream
+from equipoise.runs.reading import SCHEMA, TABLES, Ended, read_stream
 
 
 def describe_run(run: Run, status: str = "finished", why: str = "") -> dict[str, Any]:
@@ -91,16 +92,27 @@ class Recorder:
 
     def add(self, record: RoundRecord) -> None:
         """Write one more round. Rejections and warnings go into the manifest at once, in case the run is cut off."""
+        ended = Ended(record.round, time.time(), record.seconds)
         scores = [{"round": record.round, **asdict(score)} for score in record.scores]
         rows = {"records": scores, "weights": list(_weights(record, self.clients))}
         try:
             for name, schema in TABLES.items():
-                self.streams[name].write_batch(pa.RecordBatch.from_pylist(rows[name], schema=schema))
+                batch = pa.RecordBatch.from_pylist(rows[name], schema=schema)
+                self.streams[name].write_batch(batch, ended.as_metadata())
                 self.files[name].flush()
-            if record.rejected or record.warnings:
+            news = [text for text in record.warnings if text not in self.facts["warnings"]]
+            if record.rejected or news:
                 self.facts["rejected"] += _rejected(record)
-                self.facts["warnings"] += record.warnings
+                self.facts["warnings"] += news
                 _write(self.place / "manifest.json", self.facts)
+        except OSError as error:
+            raise _unwritable(self.place, error) from None
+
+    def note(self, text: str) -> None:
+        """Write a warning into the manifest at once: a round that is repeated has no record of its own."""
+        self.facts["warnings"].append(text)
+        try:
+            _write(self.place / "manifest.json", self.facts)
         except OSError as error:
             raise _unwritable(self.place, error) from None
 
