@@ -177,13 +177,18 @@ def read_ends(place: Path) -> list[Ended]:
     return found
 
 
+def list_inside(path: Path) -> list[Path]:
+    """The path itself if it is a run folder, otherwise the run folders directly inside it."""
+    return [path] if (path / "manifest.json").exists() else sorted(p.parent for p in path.glob("*/manifest.json"))
+
+
 def find_runs(paths: Iterable[Path]) -> list[Path]:
     """The run folders among these paths, and those directly inside the other paths."""
     found: dict[Path, None] = {}
     for path in paths:
         if not path.exists():
             raise EquipoiseError(f"There is no `{path}`. `equipoise runs` lists the run folders.")
-        inside = [path] if (path / "manifest.json").exists() else sorted(p.parent for p in path.glob("*/manifest.json"))
+        inside = list_inside(path)
         if not inside:
             raise EquipoiseError(f"`{path}` is no run folder and holds none: there is no manifest.json.")
         found |= dict.fromkeys(inside)
