@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from equipoise.grammar import join_words
+from equipoise.runs.reading import Recorded
 from equipoise.study.report.charts import Chart, Line, Panel
 from equipoise.study.report.figures import Study, group_comparable
 from equipoise.study.report.page import fill_frame, read_script, read_style
@@ -67,7 +68,7 @@ def _is_live(one: Seen, now: float) -> bool:
 
 
 def _name(one: Seen) -> str:
-    return f"{one.run.method}, seed {one.run.seed}"
+    return f"{one.run.method} (seed {one.run.seed})"
 
 
 def _headline(seen: Sequence[Seen], places: Sequence[Path], now: float) -> str:
@@ -77,7 +78,7 @@ def _headline(seen: Sequence[Seen], places: Sequence[Path], now: float) -> str:
     if not live:
         return f"Nothing is running in {where}." + ("" if seen else " A run that begins there will appear here.")
     said = [
-        f"{_name(one)}, on {one.run.manifest['data']['name']}, has done {one.done} of {one.run.manifest['rounds']} rounds"
+        f"{_name(one)} on {one.run.manifest['data']['name']}, {one.done} of {one.run.manifest['rounds']} rounds done"
         for one in live
     ]
     missing = [
@@ -87,30 +88,31 @@ def _headline(seen: Sequence[Seen], places: Sequence[Path], now: float) -> str:
         if one.since
     ]
     who = join_words(missing) if missing else "No client is silent"
-    return f"{escape(join_words(said, 3))}. {escape(who)}."
+    more = f"; and {len(said) - 3} more" if len(said) > 3 else ""
+    return f"Running: {escape('; '.join(said[:3]) + more)}. {escape(who)}."
 
 
 # --------------------------------------------------------------------------- runs that may be compared
 def _section(group: Sequence[Seen], now: float) -> str:
-    run = group[0].run
-    facts = run.manifest
-    counts = {
-        "running": sum(_is_live(one, now) for one in group),
-        "finished": sum(one.run.is_finished for one in group),
-    }
-    setting = (
-        f"{len(run.clients)} clients, {facts['rounds']} rounds, model {facts['model']}. Runs: "
-        + ", ".join(f"{count} {word}" for word, count in counts.items())
-        + "."
-    )
+    """Runs with the same data and settings: the verdict so far, the runs that go on, and all of them side by side."""
+    facts = group[0].run.manifest
+    finished = [one.run for one in group if one.run.is_finished]
     live = [one for one in group if _is_live(one, now)]
+    lost = [one for one in group if one.is_open and one not in live]
+    reached = compare_so_far([*finished, *(one.run for one in live)])
+    setting = (
+        f"{len(group[0].run.clients)} clients, {facts['rounds']} rounds, model {facts['model']}. "
+        f"Runs: {len(live)} running, {len(finished)} finished."
+    )
     return "".join(
         [
             f"<section data-key='{escape(str(facts['data']['fingerprint']))}'><h1>{escape(str(facts['data']['name']))}</h1>"
             f"<p class='setting'>{escape(setting)}</p>",
             *(_note_on(one) for one in group if not one.run.is_finished and one not in live),
-            *(_run(one) for one in sorted(live, key=lambda one: -one.touched)),
-            _verdicts(group),
+            _verdicts(finished, reached if live else None, int(facts["rounds"])),
+            *(_run(one, is_live=True) for one in live),
+            *(_run(one, is_live=False) for one in lost),
+            _compared(reached),
             "</section>",
         ]
     )
@@ -128,28 +130,25 @@ def _note_on(one: Seen) -> str:
     return f"<p class='note'>{escape(_name(one))}: {text}</p>"
 
 
-def _verdicts(group: Sequence[Seen]) -> str:
-    """The verdict on what is finished and, while something is running, after the last round that all have reached."""
-    finished = compare_so_far([one.run for one in group if one.run.is_finished])
-    out = ["<h2>Verdict so far</h2>"]
-    some = [one.run for one in group if one.run.is_finished or one.is_open]
-    so_far = compare_so_far(some)
-    total = int(group[0].run.manifest["rounds"])
-    if finished and finished[0].rivals and finished[0].reference:
-        out.append(f"<h3>Of the runs that are finished</h3>{_judged(finished[0])}")
-    if so_far is None:
-        out.append("<p class='caption'>No round has been scored yet.</p>")
-        return "".join(out)
-    study, last = so_far
-    if any(one.is_open for one in group):
+def _verdicts(finished: Sequence[Recorded], reached: tuple[Study, int] | None, total: int) -> str:
+    """The verdict on what is finished and, while something goes on, after the last round that all runs have reached."""
+    final = compare_so_far(finished)
+    out = []
+    if final and (reached is None or judge_all(final[0])):
+        out.append(f"<h3>Of the runs that are finished</h3>{_judged(final[0])}")
+    if reached is not None:
         out.append(
-            f"<h3>After round {last} of {total}, which every run has reached</h3>{_judged(study)}"
+            f"<h3>After round {reached[1]} of {total}, which every run has reached</h3>{_judged(reached[0])}"
             "<p class='caption'>Not the end: what differs here may be how fast methods learn, not how fair they are.</p>"
         )
-    elif len(out) == 1:
-        out.append(_judged(study))
-    charts = [PLOTS[kind](study) for kind in ("arrows", "convergence")]
-    return "".join([*out, *(draw_svg(chart) for chart in charts if chart is not None)])
+    return f"<h2>Verdict so far</h2>{''.join(out) or '<p>No round has been scored yet.</p>'}"
+
+
+def _compared(reached: tuple[Study, int] | None) -> str:
+    """The plots in which the runs are compared, after the last round that all of them have reached."""
+    charts = [PLOTS[kind](reached[0]) for kind in ("arrows", "convergence")] if reached else []
+    drawn = "".join(draw_svg(chart) for chart in charts if chart is not None)
+    return f"<h2>Side by side, after round {reached[1]}</h2>{drawn}" if reached and drawn else ""
 
 
 def _judged(study: Study) -> str:
@@ -164,8 +163,11 @@ def _judged(study: Study) -> str:
 
 
 # --------------------------------------------------------------------------- one run
-def _run(one: Seen) -> str:
-    """A run in progress: how far it is, who is there, each client's curve, weights, rejections and warnings."""
+def _run(one: Seen, is_live: bool) -> str:
+    """A run in progress: how far it is, who is there, each client's curve, weights, rejections and warnings.
+
+    A run that may have been cut off is folded.
+    """
     facts, total = one.run.manifest, int(one.run.manifest["rounds"])
     left = one.seconds_left
     pace = f", about {_say_duration(left)} to go" if left is not None else ""
@@ -178,8 +180,9 @@ def _run(one: Seen) -> str:
         charts = [draw_curves(study), PLOTS["weights"](study), PLOTS["participation"](study)]
     return "".join(
         [
-            f"<details class='run' open data-key='{escape(one.run.place.name)}'><summary><strong>{escape(_name(one))}"
-            f"</strong>: round {one.done} of {total}{pace}; last news {_ago(one.touched)} ago</summary>",
+            f"<details class='run'{' open' if is_live else ''} data-key='{escape(one.run.place.name)}'><summary>"
+            f"<strong>{escape(_name(one))}</strong>: round {one.done} of {total}{pace}; last news {_ago(one.touched)} ago"
+            "</summary>",
             f"<progress value='{one.done}' max='{total}' aria-label='rounds done'></progress>",
             f"<h3>Who is there: {there} of {len(standings)}</h3>{_clients(standings, one)}",
             *(draw_svg(chart) for chart in charts if chart is not None),
@@ -214,6 +217,8 @@ def draw_curves(study: Study) -> Chart | None:
 def _clients(standings: Sequence[Standing], one: Seen) -> str:
     """The table of clients: those that are missing first, then from the worst to the best."""
     ended = {end.round: end.time for end in one.ends}
+    head = ["client", "state", "last counted in round", "last weight", "test accuracy"]
+    head += ["why"] if any(standing.why for standing in standings) else []
     rows = []
     for standing in standings[:MOST_CLIENTS]:
         state = standing.word
@@ -232,9 +237,8 @@ def _clients(standings: Sequence[Standing], one: Seen) -> str:
             _number(standing.weight, "{:.3f}"),
             _number(100 * standing.accuracy, "{:.1f} %") + scored,
             escape(standing.why),
-        ]
+        ][: len(head)]
         rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
-    head = ("client", "state", "last counted in round", "last weight", "test accuracy", "why")
     hidden = len(standings) - len(rows)
     rest = f"<p class='caption'>And {hidden} more, with a higher accuracy.</p>" if hidden else ""
     return _table(head, rows) + rest
