@@ -129,7 +129,9 @@ def test_the_page_of_a_run_in_progress(begin, fedavg, tmp_path):
     text = show(tmp_path)
     assert "fedavg (seed 0) on blobs, 4 of 6 rounds done. c1 is silent since round 4." in text
     assert "Who is there: 3 of 4" in text
-    assert re.search(r"silent since round 4, for \d\d:\d\d:\d\d 3 ", text)  # the last time that it was heard
+    assert re.search(
+        r"silent since round 4, for \d\d:\d\d:\d\d [\d.]+ % \(round 3\) [\d.]+ 3 ", text
+    )  # the last time that it was heard
     assert "Answers that did not count: 1 client round why c1 4 it did not answer in time." in text
     for title in ("Each client's curve", "Weights over rounds", "Participation"):
         assert title in text

@@ -30,6 +30,7 @@ from equipoise.study.watch.standing import (
 HERE = Path(__file__).parent
 MOST_CLIENTS = 40  # rows of the table of clients; of the rest only the number is told
 MOST_REJECTIONS = 20  # that are listed, the last ones
+WORDS = ("client", "state", "why")  # columns of tables that hold words, not numbers
 TITLE = "Equipoise: live"
 
 
@@ -217,7 +218,7 @@ def draw_curves(study: Study) -> Chart | None:
 def _clients(standings: Sequence[Standing], one: Seen) -> str:
     """The table of clients: those that are missing first, then from the worst to the best."""
     ended = {end.round: end.time for end in one.ends}
-    head = ["client", "state", "last counted in round", "last weight", "test accuracy"]
+    head = ["client", "state", "test accuracy", "last weight", "last counted in round"]
     head += ["why"] if any(standing.why for standing in standings) else []
     rows = []
     for standing in standings[:MOST_CLIENTS]:
@@ -233,12 +234,12 @@ def _clients(standings: Sequence[Standing], one: Seen) -> str:
             escape(standing.client),
             f"<span class='{'passed' if state == 'there' else 'undecided' if state == 'not asked yet' else 'failed'}'>"
             f"{state}</span>{more}",
-            str(standing.heard or "–"),
-            _number(standing.weight, "{:.3f}"),
             _number(100 * standing.accuracy, "{:.1f} %") + scored,
+            _number(standing.weight, "{:.3f}"),
+            str(standing.heard or "–"),
             escape(standing.why),
         ][: len(head)]
-        rows.append(f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+        rows.append(cells)
     hidden = len(standings) - len(rows)
     rest = f"<p class='caption'>And {hidden} more, with a higher accuracy.</p>" if hidden else ""
     return _table(head, rows) + rest
@@ -249,18 +250,20 @@ def _rejections(rejected: Sequence[dict[str, object]]) -> str:
     if not rejected:
         return "<p class='caption'>No answer was rejected.</p>"
     rows = [
-        f"<tr><td>{escape(str(one['client']))}</td><td>{escape(str(one['round']))}</td><td>{escape(str(one['why']))}</td></tr>"
-        for one in rejected[: -MOST_REJECTIONS - 1 : -1]
+        [escape(str(one[name])) for name in ("client", "round", "why")] for one in rejected[: -MOST_REJECTIONS - 1 : -1]
     ]
     shown = f", the last {MOST_REJECTIONS}" if len(rejected) > MOST_REJECTIONS else ""
     return f"<h3>Answers that did not count: {len(rejected)}{shown}</h3>" + _table(("client", "round", "why"), rows)
 
 
-def _table(head: Sequence[str], rows: Sequence[str]) -> str:
-    titles = "".join(f"<th>{escape(name)}</th>" for name in head)
-    return (
-        f"<div class='scroll live'><table><thead><tr>{titles}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table that a click on a column sorts. Cells are HTML."""
+    kinds = [" class='words'" if name in WORDS else "" for name in head]
+    titles = "".join(f"<th{kind}>{escape(name)}</th>" for kind, name in zip(kinds, head, strict=True))
+    lines = "".join(
+        f"<tr>{''.join(f'<td{kind}>{cell}</td>' for kind, cell in zip(kinds, row, strict=True))}</tr>" for row in rows
     )
+    return f"<div class='scroll'><table><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table></div>"
 
 
 def _number(value: float, form: str) -> str:
