@@ -49,12 +49,20 @@ def test_every_round_can_be_seen_when_it_is_over_with_who_is_silent(tmp_path):
 
 def test_a_round_that_is_repeated_is_told_while_it_is(tmp_path):
     plan, told, tries = Plan(method="fedavg", sites=4, rounds=2, min_sites=4), [], []
+    seen = []
 
     def fault(asked, answer):
         if asked.metadata.message_type == "train" and asked.content.config_records["equipoise"]["round"] == 1:
             tries.append(asked)
-            return answer if len(tries) > 4 else None
+            if len(tries) % 4 == 1:
+                look(asked)
+            return answer if len(tries) > 8 else None
         return answer
+
+    def look(asked):
+        (one,), _ = Shelf([tmp_path]).look()
+        words = {(standing.word, standing.since) for standing in find_standings(one.run)}
+        seen.append((words, one.run.manifest.get("repeated", {}).get("tries")))
 
     def note(text):
         (one,), _ = Shelf([tmp_path]).look()
@@ -66,6 +74,12 @@ def test_a_round_that_is_repeated_is_told_while_it_is(tmp_path):
     assert any("Round 2 was repeated" in text for text in result.warnings)
     stored = read(tmp_path / result.settings.name).manifest["warnings"]
     assert stored == list(result.warnings)
+    assert seen == [  # at the first, the second and the third try of round 2
+        ({("there", 0)}, None),
+        ({("silent", 2)}, 1),
+        ({("silent", 2)}, 2),
+    ]
+    assert "repeated" not in read(tmp_path / result.settings.name).manifest
 
 
 def test_what_failed_says_so_and_what_is_finished_stays_until_the_next_is_whole(tmp_path):

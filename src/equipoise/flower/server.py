@@ -122,6 +122,7 @@ def federate(
             on_round=tell,
             on_earlier=recorder.add if recorder else None,
             on_note=note,
+            on_repeat=recorder.repeat if recorder else None,
         )
     except (Exception, KeyboardInterrupt) as error:
         if recorder:

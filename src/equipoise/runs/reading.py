@@ -40,6 +40,7 @@ WEIGHTS = pa.schema(
     ]
 )
 TABLES = {"records": RECORDS, "weights": WEIGHTS}
+REPEATED = "repeated"  # in the manifest: the round at work, if it had too few answers and is done again
 # Why the answer of a client that sent nothing did not count, as real sites' records say it.
 LATE = "it did not answer in time."
 AWAY = "it is not connected."

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from equipoise.grammar import join_words
-from equipoise.runs.reading import Recorded
+from equipoise.runs.reading import REPEATED, Recorded
 from equipoise.study.report.charts import Chart, Line, Panel
 from equipoise.study.report.figures import Study, group_comparable
 from equipoise.study.report.page import fill_frame, read_script, read_style
@@ -185,6 +186,7 @@ def _run(one: Seen, is_live: bool) -> str:
             f"<strong>{escape(_name(one))}</strong>: round {one.done} of {total}{pace}; last news {_ago(one.touched)} ago"
             "</summary>",
             f"<progress value='{one.done}' max='{total}' aria-label='rounds done'></progress>",
+            _repeated(facts.get(REPEATED)),
             f"<h3>Who is there: {there} of {len(standings)}</h3>{_clients(standings, one)}",
             *(draw_svg(chart) for chart in charts if chart is not None),
             _rejections(facts["rejected"]),
@@ -192,6 +194,14 @@ def _run(one: Seen, is_live: bool) -> str:
             "</details>",
         ]
     )
+
+
+def _repeated(facts: Mapping[str, Any] | None) -> str:
+    """A line on the round at work, if it had too few answers so far."""
+    if facts is None:
+        return ""
+    text = f"Round {facts['round']} had too few answers ({facts['tries']} tries so far), and is being repeated."
+    return f"<p class='note'>{escape(text)}</p>"
 
 
 def draw_curves(study: Study) -> Chart | None:
@@ -232,7 +242,7 @@ def _clients(standings: Sequence[Standing], one: Seen) -> str:
         scored = "" if standing.scored in (0, one.done) else f" (round {standing.scored})"
         cells = [
             escape(standing.client),
-            f"<span class='{'passed' if state == 'there' else 'undecided' if state == 'not asked yet' else 'failed'}'>"
+            f"<span class='{'passed' if state == 'there' else 'undecided' if state == 'not heard yet' else 'failed'}'>"
             f"{state}</span>{more}",
             _number(100 * standing.accuracy, "{:.1f} %") + scored,
             _number(standing.weight, "{:.3f}"),

@@ -10,12 +10,12 @@ from typing import Literal
 import numpy as np
 import pyarrow.compute as pc
 
-from equipoise.runs.reading import AWAY, LATE, Recorded
+from equipoise.runs.reading import AWAY, LATE, REPEATED, Recorded
 from equipoise.study.report.figures import Study, group_studies
 
-Word = Literal["there", "silent", "rejected", "not asked yet"]
+Word = Literal["there", "silent", "rejected", "not heard yet"]
 UNSCORED = "its evaluation: "  # begins the reason of an answer that counted, but whose client sent no scores
-ORDER: tuple[Word, ...] = ("silent", "rejected", "not asked yet", "there")
+ORDER: tuple[Word, ...] = ("silent", "rejected", "not heard yet", "there")
 
 
 @dataclass(frozen=True)
@@ -33,14 +33,17 @@ class Standing:
 
 
 def find_standings(run: Recorded) -> list[Standing]:
-    """How each client of a run stands: those that are silent first, then the worst of the others."""
+    """How each client of a run stands: those that are silent first, then the worst of the others.
+
+    A round that is being repeated counts, too: otherwise nobody would be silent while a run waits for answers.
+    """
     weights = run.weights.select(["round", "client", "weight"]).to_pydict()
     last: dict[str, tuple[int, float]] = {}
     for r, client, weight in zip(weights["round"], weights["client"], weights["weight"], strict=True):
         if r >= last.get(client, (0, 0.0))[0]:
             last[client] = (r, weight)
     refused: dict[str, list[tuple[int, str]]] = {}
-    for one in run.manifest["rejected"]:
+    for one in (*run.manifest["rejected"], *run.manifest.get(REPEATED, {}).get("rejected", ())):
         refused.setdefault(one["client"], []).append((int(one["round"]), str(one["why"])))
     rounds, values = run.curve()
     found = []
@@ -49,7 +52,7 @@ def find_standings(run: Recorded) -> list[Standing]:
         scored = np.flatnonzero(~np.isnan(values[:, k]))
         accuracy, after = (float(values[scored[-1], k]), int(rounds[scored[-1]])) if len(scored) else (math.nan, 0)
         later = [(r, why) for r, why in refused.get(client, ()) if r > heard]
-        word: Word = "there" if heard else "not asked yet"
+        word: Word = "there" if heard else "not heard yet"
         since, why = 0, ""
         if later:
             since, why = min(later)[0], later[-1][1]
