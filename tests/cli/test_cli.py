@@ -109,6 +109,21 @@ def test_a_terminated_run_keeps_its_rounds(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_finished_run_is_shown_and_done_again_only_if_asked(tmp_path):
+    words = ("run", "gaussians", "--rounds", "2", "--out", str(tmp_path))
+    first = invoke(*words)
+    (manifest,) = tmp_path.glob("*/manifest.json")
+    written = manifest.stat().st_mtime_ns
+    second = invoke(*words)
+    assert "was finished before" in second.stdout
+    assert manifest.stat().st_mtime_ns == written
+    table = lambda text: [line for line in text.splitlines() if "client" in line]  # noqa: E731
+    assert table(second.stdout) == table(first.stdout)
+    third = invoke(*words, "--again")
+    assert "was finished before" not in third.stdout
+    assert manifest.stat().st_mtime_ns > written
+
+
 def test_ctrl_c_stops_at_once_and_keeps_what_is_finished(tmp_path):
     words = ("compare", "scanners", "--methods", "fedavg", "--seeds", "40", "--rounds", "4", "--workers", "1")
     code, out, err = stopped(

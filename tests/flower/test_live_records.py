@@ -87,11 +87,13 @@ def test_what_failed_says_so_and_what_is_finished_stays_until_the_next_is_whole(
     with pytest.raises(Stop):
         federate(grid_of(plan), plan, on_round=stop_after(2), out=tmp_path)
     (place,) = tmp_path.iterdir()
+    seen = []
     assert (read(place).manifest["status"], read(place).rounds_done) == ("failed", 2)
     federate(grid_of(plan), plan, out=tmp_path)
     assert read(place).is_finished
     with pytest.raises(Stop):
         federate(grid_of(plan), plan, on_round=stop_after(2), out=tmp_path)
     assert read(place).is_finished
-    federate(grid_of(plan), plan, out=tmp_path)
+    federate(grid_of(plan), plan, on_round=lambda _: seen.extend(Shelf([tmp_path]).look()[0]), out=tmp_path)
+    assert [one.done for one in seen if one.is_open] == [1, 2, 3]  # the new run can be watched meanwhile
     assert read(place).is_finished

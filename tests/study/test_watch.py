@@ -183,6 +183,17 @@ def test_a_run_that_ended_badly_or_was_cut_off_is_named(begin, fedavg, qffl, tmp
     assert re.search(r"qffl \(seed 0\): no news for \S+ , after 1 of 6 rounds: it may have been cut off", later)
 
 
+def test_a_run_that_is_done_again_is_shown_beside_the_finished_one(begin, fedavg, tmp_path):
+    first = begin(fedavg, tmp_path)
+    first.add(6)
+    first.finish()
+    begin(fedavg, tmp_path).add(2)
+    text = show(tmp_path)
+    assert "Running: fedavg (seed 0) on blobs, 2 of 6 rounds done." in text
+    assert "Runs: 1 running, 1 finished." in text
+    assert "After round 6 of 6, which every run has reached" in text  # what is finished counts until then
+
+
 def test_names_are_text(begin, fedavg, tmp_path):
     data = fedavg.federation
     names = (EVIL, "south", "c2", "c3")

@@ -151,6 +151,9 @@ class RunOptions:
         bool,
         typer.Option("--validation", help="set training data aside, by which methods and rounds can be chosen"),
     ] = False
+    until_flat: Annotated[
+        bool, typer.Option("--until-flat", help="end each run when it has converged; --rounds is then a limit")
+    ] = False
     out: Out = Path("runs")
 
     def check(self, mistakes: Mistakes) -> None:
@@ -178,6 +181,7 @@ class RunOptions:
             device=self.device,
             eval_every=self.eval_every,
             with_validation=self.validation,
+            until_flat=self.until_flat,
             live=self.views,
             keep=self.kinds,
         )

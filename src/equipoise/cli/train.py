@@ -58,12 +58,17 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="go on with the same run where it stopped", rich_help_panel=SAFE)
     ] = False,
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="do a finished run anew, and replace it when it is whole", rich_help_panel=SAFE),
+    ] = False,
 ) -> None:
     """Train one method, and show what every domain and client got; or do all runs of an experiment file (TOML)."""
     from equipoise.cli.results import draw_run
     from equipoise.engine.simulation import prepare_simulation
+    from equipoise.runs.reading import read
     from equipoise.study.experiment import read_experiment
-    from equipoise.study.jobs import run_and_record
+    from equipoise.study.jobs import find_finished, run_and_record
 
     if Path(dataset).suffix == ".toml":
         _refuse_beside_a_file(context)
@@ -75,7 +80,15 @@ def run(
         return
     data, template = _prepare(dataset, [method], options, training, own)
     job = replace(template, method=method, seed=seed, guard=guard)
-    begun = prepare_simulation(job.settings(data))
+    settings = job.settings(data)
+    finished = None if again else find_finished(job, settings, options.out)
+    if finished is not None:
+        screen.print(draw_run(read(finished)))
+        screen.print(
+            f"This run was finished before, and stays. --again does it anew. Records: {finished}", soft_wrap=True
+        )
+        return
+    begun = prepare_simulation(settings)
     checkpoint = _place_checkpoints(job, options.out, checkpoint_every, resume)
     columns = (
         TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
@@ -98,7 +111,7 @@ def run(
             _say_how_to_resume(checkpoint)
             raise typer.Exit(STOPPED) from None
     say_notes((*data.notes, *result.warnings))
-    screen.print(draw_run(result))
+    screen.print(draw_run(read(place)))
     screen.print(f"{say_seconds(result.seconds)} with the {result.runner} runner. Records: {place}", soft_wrap=True)
 
 

@@ -16,13 +16,14 @@ from pathlib import Path
 import torch
 
 from equipoise import seeds
+from equipoise.convergence import EVALUATIONS, STRETCHES
 from equipoise.engine import checkpoints
 from equipoise.engine.checkpoints import Checkpoints, Snapshot, hash_model
 from equipoise.engine.checks import Checks, Expected, Refusal, count_declared_samples, expect
 from equipoise.engine.desk import Desk
 from equipoise.engine.folders import lock_folder
 from equipoise.engine.guard import Guard, cap_weights, clip_reports
-from equipoise.engine.result import Rejection, RoundRecord, Run
+from equipoise.engine.result import Rejection, RoundRecord, Run, judge_records
 from equipoise.engine.runners import Errand
 from equipoise.engine.settings import Settings
 from equipoise.engine.states import ClientStates
@@ -32,6 +33,8 @@ from equipoise.rounds.evaluation import Score, name_scored_model
 from equipoise.rounds.server import Aggregated, begin_server, make_broadcast, server_probe, server_round
 from equipoise.task import Task
 from equipoise.types import ClientState, EquipoiseError, Replies, Server, Setting
+
+LOOK_EVERY = 10  # rounds between two looks at whether a run has converged
 
 
 def begin_run(settings: Settings, runner: str = "") -> Run:
@@ -138,7 +141,20 @@ class _Loop:
 
     @property
     def goes_on(self) -> bool:
-        return len(self.records) < self.settings.rounds and self.failed < self.settings.checks.patience
+        return (
+            len(self.records) < self.settings.rounds
+            and self.failed < self.settings.checks.patience
+            and not self.is_flat
+        )
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the run is to end because it has converged. Looked at every ten rounds: more looks, more false ones."""
+        done = len(self.records)
+        if not self.settings.until_flat or done == 0 or done % LOOK_EVERY or not self.records[-1].scores:
+            return False
+        recent = [record for record in self.records[-(done // STRETCHES[0]) :] if record.scores]
+        return len(recent) >= EVALUATIONS and judge_records(self.records).state == "flat"
 
     def say(self, texts: Sequence[str]) -> list[str]:
         """Say texts of a kind that was not said before, and return them. The words before the colon are the kind."""
@@ -188,7 +204,7 @@ class _Loop:
     def end(self) -> Run:
         """The run as it is now."""
         stopped, total = "", self.settings.rounds
-        if len(self.records) < total:
+        if len(self.records) < total and not self.is_flat:
             stopped = (
                 f"The run stopped after {len(self.records)} of {total} rounds: {self.failed} times on end too few clients "
                 "answered."

@@ -47,6 +47,7 @@ class Settings:
     guard: Guard | None  # limits what a false loss can gain
     notes: tuple[str, ...] = ()  # what a reader of the results should know
     limits: Mapping[str, object] | None = None  # how long the server of a real federation waits, for the manifest
+    until_flat: bool = False  # end the run when it has converged; `rounds` is then a limit
 
     @classmethod
     def of(
@@ -67,6 +68,7 @@ class Settings:
         checks: Checks = SIMULATION_CHECKS,
         guard: Guard | None = None,
         limits: Mapping[str, object] | None = None,
+        until_flat: bool = False,
     ) -> Settings:
         """The settings of a run. What is not given comes from the federation's protocol, or from the parameters that a
         method has for a data set of the library."""
@@ -97,6 +99,7 @@ class Settings:
             guard=guard,
             notes=_note_overruled(chosen, training),
             limits=limits,
+            until_flat=until_flat,
         )
         require(
             checks.quorum is None or checks.quorum <= found.cohort,
@@ -161,6 +164,7 @@ class Settings:
             "checks": asdict(self.checks),
             "guard": None if self.guard is None else asdict(self.guard),
             **({"code": code} if (code := hash_own_code(self.method)) else {}),
+            **({"until_flat": True} if self.until_flat else {}),
         }
         return json.loads(json.dumps(found, default=str))
 

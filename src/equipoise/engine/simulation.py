@@ -37,6 +37,7 @@ def run(
     threads: int | None = None,
     checks: Checks = SIMULATION_CHECKS,
     guard: Guard | None = None,
+    until_flat: bool = False,
     checkpoint: Checkpoints | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
 ) -> Run:
@@ -59,6 +60,7 @@ def run(
         threads: cores to use, by default all of them.
         checks: which answers count.
         guard: limits what a client can gain by reporting a false loss.
+        until_flat: end the run when it has converged, by the rule of `docs/convergence.md`; `rounds` is then a limit.
         checkpoint: where checkpoints go, from which an interrupted run can go on: see `docs/reliability.md`.
         on_round: called with the record of every round, also of rounds before the checkpoint from which a run goes on.
 
@@ -69,6 +71,7 @@ def run(
     settings = Settings.of(
         method, federation, model=model, rounds=rounds, seed=seed, participation=participation, training=training,
         buffers=buffers, runner=runner, device=device, eval_every=eval_every, threads=threads, checks=checks, guard=guard,
+        until_flat=until_flat,
     )  # fmt: skip
     tell = None if on_round is None else lambda record, _: on_round(record)
     return simulate(prepare_simulation(settings), checkpoint=checkpoint, on_round=tell, on_earlier=on_round)

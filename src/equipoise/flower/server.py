@@ -19,8 +19,7 @@ from equipoise.engine.settings import Settings
 from equipoise.errors import EquipoiseError
 from equipoise.flower.desk import FlowerDesk
 from equipoise.flower.plan import Plan
-from equipoise.runs.reading import read
-from equipoise.runs.writing import Recorder, save
+from equipoise.runs.writing import Recorder
 from equipoise.types import Server
 
 
@@ -94,13 +93,13 @@ def federate(
 
     If too few sites answer in `plan.patience` tries in a row, the run ends early, with the rounds done so far and a
     warning. With `checkpoint` it can be resumed later, also by another run of Flower's. With `out` the run's folder is
-    written inside it, round by round; but a finished run of the same settings stays there until this one is over.
+    written inside it, round by round.
     """
     desk = FlowerDesk(grid, plan)
     begun = begin_run(settle(plan, desk), "flower")
     plan.refuse_averaged_models(begun.task)
     desk.layout = begun.task.layout
-    recorder = None if out is None or _is_finished(out / begun.settings.name) else Recorder(begun, out)
+    recorder = None if out is None else Recorder(begun, out)
 
     def tell(record: RoundRecord, _: Server) -> None:
         if recorder:
@@ -130,17 +129,7 @@ def federate(
         raise
     if recorder:
         recorder.finish(result)
-    elif out is not None:
-        save(result, out)
     return result
-
-
-def _is_finished(place: Path) -> bool:
-    """Whether there is a finished run in this folder."""
-    try:
-        return read(place).is_finished
-    except EquipoiseError:
-        return False
 
 
 def settle(plan: Plan, desk: FlowerDesk) -> Settings:

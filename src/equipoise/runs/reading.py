@@ -102,6 +102,11 @@ class Recorded:
         """The domain of each client; a client without a domain counts as a domain of its own name."""
         return [client["domain"] or client["name"] for client in self.manifest["data"]["clients"]]
 
+    @property
+    def metrics(self) -> list[str]:
+        """The names of all metrics, in the order in which they were first recorded."""
+        return pc.unique(self.records["metric"]).to_pylist()
+
     def curve(self, metric: str = "accuracy", split: str = "test") -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The evaluated rounds `[rounds]`, and the values of a metric `[rounds, clients]`; NaN: the client has none."""
         table = self.records.filter((pc.field("metric") == metric) & (pc.field("split") == split))
@@ -178,9 +183,15 @@ def read_ends(place: Path) -> list[Ended]:
     return found
 
 
-def list_inside(path: Path) -> list[Path]:
-    """The path itself if it is a run folder, otherwise the run folders directly inside it."""
-    return [path] if (path / "manifest.json").exists() else sorted(p.parent for p in path.glob("*/manifest.json"))
+def list_inside(path: Path, drafts: bool = False) -> list[Path]:
+    """The path itself if it is a run folder, otherwise the run folders directly inside it.
+
+    With `drafts`, also hidden ones: a run that is to replace a finished one is written there until it is over.
+    """
+    if (path / "manifest.json").exists():
+        return [path]
+    below = sorted(found.parent for found in path.glob("*/manifest.json"))
+    return [place for place in below if drafts or not place.name.startswith(".")]
 
 
 def find_runs(paths: Iterable[Path]) -> list[Path]:

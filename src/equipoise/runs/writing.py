@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -24,7 +25,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from equipoise.engine.folders import lock_folder
+from equipoise.engine.folders import draft_beside, lock_folder, replace_whole
 from equipoise.engine.result import Rejection, RoundRecord, Run
 from equipoise.errors import EquipoiseError
 from equipoise.rounds.evaluation import collect_tensors
@@ -69,16 +70,19 @@ class Recorder:
     """
 
     def __init__(self, run: Run, folder: Path) -> None:
-        """Begin the folder of a run, in place of an older one, and lock it until `finish` or `fail`.
+        """Begin the folder of a run, and lock it until `finish` or `fail`.
 
-        `run` is the run before its first round, or when it is over.
+        `run` is the run before its first round, or when it is over. An older run of the same settings that did not finish
+        is replaced at once. A finished one stays until the new one is finished, too.
         """
         self.facts = describe_run(replace(run, rounds=(), warnings=()), "running")
-        self.place = folder / run.settings.name
+        self.place = self.goal = folder / run.settings.name
         self.clients = [client.name for client in run.task.federation.clients]
         self.lock = ExitStack()
-        self.lock.enter_context(lock_folder(self.place, "the run"))
+        self.lock.enter_context(lock_folder(self.goal, "the run"))
         try:
+            if _holds_finished_run(self.goal):
+                self.place = draft_beside(self.goal)
             for old in (*self.place.glob("*.parquet"), self.place / "model.safetensors"):
                 old.unlink(missing_ok=True)
             if run.federation.schema is not None:
@@ -138,6 +142,9 @@ class Recorder:
             _write(self.place / "manifest.json", describe_run(run, status, run.stopped))
             for name in TABLES:
                 (self.place / f"{name}.arrows").unlink()
+            if self.place != self.goal:
+                replace_whole(self.goal, self.place)
+                self.place = self.goal
         except (OSError, SafetensorError) as error:
             raise _unwritable(self.place, error) from None
         finally:
@@ -145,9 +152,15 @@ class Recorder:
         return self.place
 
     def fail(self, why: str) -> None:
-        """Mark the run as failed in its manifest. The rounds written so far stay."""
+        """Mark the run as failed in its manifest. The rounds written so far stay.
+
+        If there is a finished run of the same settings, it stays instead.
+        """
         self._close()
         with self.lock, suppress(OSError):
+            if self.place != self.goal:
+                shutil.rmtree(self.place)
+                return
             _write(self.place / "manifest.json", {**self.facts, "status": "failed", "why": why})
 
     def _close(self) -> None:
@@ -156,6 +169,14 @@ class Recorder:
             with suppress(OSError):
                 self.streams[name].close()
                 self.files[name].close()
+
+
+def _holds_finished_run(place: Path) -> bool:
+    """Whether a folder has the manifest of a finished run."""
+    try:
+        return bool(json.loads((place / "manifest.json").read_text())["status"] == "finished")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def save(run: Run, folder: Path) -> Path:

@@ -62,10 +62,12 @@ def compare(
     model: ModelSource | None = None,
     training: Training | None = None,
     participation: float | None = None,
+    until_flat: bool = False,
 ) -> Comparison:
     """Run every method with every seed on the same data, and tabulate what the domains got.
 
-    The result prints as a table; `.runs` are the runs behind it. The command `equipoise compare` does the same with one
+    The result prints as a table; `.runs` are the runs behind it. With `until_flat` each run ends when it has converged,
+    and `rounds` is the limit for all of them. The command `equipoise compare` does the same with one
     process per core, and stores the runs.
 
     >>> found = compare(["fedavg", "local_only"], "gaussians", seeds=1, rounds=2)
@@ -82,7 +84,16 @@ def compare(
     if any(adapt_to_data(method, data.dataset).validates for method in chosen):
         data = data.with_validation()  # all methods of a comparison train on the same samples
     results = tuple(
-        run(method, data, model=model, rounds=rounds, seed=seed, participation=participation, training=training)
+        run(
+            method,
+            data,
+            model=model,
+            rounds=rounds,
+            seed=seed,
+            participation=participation,
+            training=training,
+            until_flat=until_flat,
+        )
         for method in chosen
         for seed in numbers
     )

@@ -101,7 +101,8 @@ def _section(group: Sequence[Seen], now: float) -> str:
     finished = [one.run for one in group if one.run.is_finished]
     live = [one for one in group if _is_live(one, now)]
     lost = [one for one in group if one.is_open and one not in live]
-    reached = compare_so_far([*finished, *(one.run for one in live)])
+    done = {(run.method, run.seed) for run in finished}  # a run that is done again counts as it was, until it is over
+    reached = compare_so_far([*finished, *(one.run for one in live if (one.run.method, one.run.seed) not in done)])
     setting = (
         f"{len(group[0].run.clients)} clients, {facts['rounds']} rounds, model {facts['model']}. "
         f"Runs: {len(live)} running, {len(finished)} finished."

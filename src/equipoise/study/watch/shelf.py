@@ -77,7 +77,7 @@ class Shelf:
         places: dict[Path, None] = {}
         for path in self.paths:
             try:
-                places |= dict.fromkeys(list_inside(path) if path.is_dir() else [])
+                places |= dict.fromkeys(list_inside(path, drafts=True) if path.is_dir() else [])
             except OSError as error:
                 problems.append(f"Cannot read `{path}`: {error.strerror}.")
             else:
@@ -87,7 +87,9 @@ class Shelf:
         for place in places:
             self._look_at(place, now)
         problems += [why for _, since, why in self._wrong.values() if now - since >= GRACE]
-        return list(self._seen.values()), problems
+        # A hidden folder is that of a run that will replace a finished one, or what is left of the one that was replaced.
+        shown = [seen for seen in self._seen.values() if seen.is_open or not seen.run.place.name.startswith(".")]
+        return shown, problems
 
     def _look_at(self, place: Path, now: float) -> None:
         """Read a folder if it has changed. If it cannot be read, the last reading stays."""
