@@ -378,7 +378,10 @@ def test_in_a_browser_the_page_renews_itself_and_keeps_what_the_reader_chose(beg
         tab.wait("[...document.querySelectorAll('time')].every((one) => / (s|min|h)$/.test(one.textContent))")
         # the reader hides a curve, sorts by weight, folds nothing, and goes dark
         tab.ask("document.querySelectorAll('#curves .key')[1].click()")
-        tab.ask("[...document.querySelectorAll('.run th')].find((th) => th.innerText.includes('weight')).click()")
+        tab.ask(
+            "[...document.querySelectorAll('.run th')].map((th) => th.querySelector('button') ?? th)"
+            ".find((head) => head.innerText.includes('weight')).click()"
+        )
         tab.ask("document.getElementById('theme').click()")
         theme = tab.ask("document.documentElement.className")
         rows = "[...document.querySelectorAll('.run table')[0].tBodies[0].rows].map((row) => row.cells[3].innerText)"
