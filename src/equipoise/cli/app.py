@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.markup import escape
 
-from equipoise.cli import deploy, doctor, listings, stored, train
+from equipoise.cli import deploy, doctor, listings, stored, train, watch
 from equipoise.cli.screens import errors
 from equipoise.errors import EquipoiseError
 
@@ -32,6 +32,7 @@ for command in (
     stored.plot,
     stored.runs,
     stored.evaluate,
+    watch.watch,
     doctor.doctor,
     deploy.schema,
 ):

@@ -68,12 +68,14 @@ def proceed(
     on_round: Callable[[RoundRecord, Server], None] | None = None,
     on_earlier: Callable[[RoundRecord], None] | None = None,
     on_note: Callable[[str], None] | None = None,
+    on_repeat: Callable[[int, Sequence[Rejection]], None] | None = None,
 ) -> Run:
     """Do all rounds of a run.
 
     `on_round` is called after each round with its record and the server. If the run goes on from a checkpoint,
     `on_earlier` is called with the records of the rounds before it. `on_note` is called with what a reader of the
-    results should know, once per kind of note.
+    results should know, once per kind of note; `on_repeat` with the number of a round that is to be repeated, each time
+    that it had too few answers, and those that did not count.
 
     After too few answers in as many tries in a row as the checks have patience for, the run ends early and says so in
     `stopped`.
@@ -101,6 +103,8 @@ def proceed(
             while loop.goes_on:
                 record = loop.play()
                 if record is None:  # too few answers: the round is repeated
+                    if on_repeat:
+                        on_repeat(loop.server.memory.round + 1, loop.refused)
                     continue
                 done = record.round
                 if checkpoint is not None and (done % checkpoint.every == 0 or done == begun.settings.rounds):
@@ -132,6 +136,7 @@ class _Loop:
         self.states.update(start.states)
         self.began = time.perf_counter() - start.seconds
         self.failed = 0  # tries in a row without an update
+        self.refused: Sequence[Rejection] = ()  # the answers that did not count in the last try
         self.name = desk.open(start.run, self.records)
 
     @property
@@ -178,6 +183,7 @@ class _Loop:
         rejected = [*away, *(Rejection(self.judge.name_of(one.client), one.why) for one in done.refused)]
         news = [*done.notes, *(f"{one.client} was left out: in round {r + 1} {one.why}" for one in rejected)]
         self.failed = 0 if done.result is not None else self.failed + 1
+        self.refused = tuple(rejected)
         if done.result is None and settings.checks.too_few == "repeat":
             self.say(news)
             return None

@@ -29,11 +29,11 @@ from equipoise.flower.plan import Plan
 from equipoise.grammar import join_words
 from equipoise.rounds.evaluation import SCORED, Score
 from equipoise.rounds.server import make_broadcast
+from equipoise.runs.reading import AWAY, LATE
 from equipoise.types import Broadcast, ClientState, Layout, Server
 
 Read = TypeVar("Read")
 POLL = 1.0  # seconds between two looks at which nodes are connected
-SILENT = "it did not answer in time."  # why a site that sent nothing is left out
 
 
 @dataclass
@@ -126,7 +126,7 @@ class FlowerDesk:
             refused += [replace(one, why=_in_one_line(one.why)) for one in self._greet()]
             found = self._connected(wanted)
             if len(found) >= needed or time.monotonic() > deadline:
-                away = [Rejection(self.names[k], "it is not connected.") for k in wanted if k not in found]
+                away = [Rejection(self.names[k], AWAY) for k in wanted if k not in found]
                 return found, [*away, *refused]
             time.sleep(POLL)
 
@@ -190,7 +190,7 @@ class FlowerDesk:
         present = set(self.grid.get_node_ids())
         strangers = sorted(present - set(self.nodes.values()) - set(self.refused))
         answers, silent = self._exchange("query.hello", {node: RecordDict() for node in strangers})
-        mistakes = {node: why for node, why in silent.items() if why != SILENT}
+        mistakes = {node: why for node, why in silent.items() if why != LATE}
         rivals: dict[int, str] = {}
         for node, content in sorted(answers.items()):
             try:
@@ -255,7 +255,7 @@ class FlowerDesk:
         limit = self.plan.round_timeout
         messages = [Message(content, node, kind, ttl=limit) for node, content in contents.items()]
         answers: dict[int, RecordDict] = {}
-        silent = dict.fromkeys(contents, SILENT)
+        silent = dict.fromkeys(contents, LATE)
         spoke: set[int] = set()
         for reply in self.grid.send_and_receive(messages, timeout=limit):
             node = reply.metadata.src_node_id

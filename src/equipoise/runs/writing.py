@@ -11,7 +11,8 @@ import json
 import math
 import platform
 import shutil
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from importlib.metadata import version
@@ -25,11 +26,11 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from equipoise.engine.folders import draft_beside, lock_folder, replace_whole
-from equipoise.engine.result import RoundRecord, Run
+from equipoise.engine.result import Rejection, RoundRecord, Run
 from equipoise.errors import EquipoiseError
 from equipoise.rounds.evaluation import collect_tensors
 from equipoise.runs.cost import estimate_cost
-from equipoise.runs.reading import SCHEMA, TABLES, read_stream
+from equipoise.runs.reading import REPEATED, SCHEMA, TABLES, Ended, read_stream
 
 
 def describe_run(run: Run, status: str = "finished", why: str = "") -> dict[str, Any]:
@@ -45,7 +46,7 @@ def describe_run(run: Run, status: str = "finished", why: str = "") -> dict[str,
         "evaluated": {"model": run.scored, "split": "test"},
         "limits": settings.limits,
         "warnings": list(run.warnings),
-        "rejected": [one for record in run.rounds for one in _rejected(record)],
+        "rejected": [one for record in run.rounds for one in _rejected(record.round, record.rejected)],
         "seconds": round(run.seconds, 3),
         "seconds_per_round": [round(r.seconds, 4) for r in run.rounds],
         "cost": estimate_cost(run.method, run.task, settings.cohort),
@@ -56,9 +57,9 @@ def describe_run(run: Run, status: str = "finished", why: str = "") -> dict[str,
     }
 
 
-def _rejected(record: RoundRecord) -> list[dict[str, object]]:
+def _rejected(round: int, rejected: Sequence[Rejection]) -> list[dict[str, object]]:
     """The clients whose answers did not count in a round, as rows for the manifest."""
-    return [{"round": record.round, **asdict(one)} for one in record.rejected]
+    return [{"round": round, **asdict(one)} for one in rejected]
 
 
 class Recorder:
@@ -95,16 +96,38 @@ class Recorder:
 
     def add(self, record: RoundRecord) -> None:
         """Write one more round. Rejections and warnings go into the manifest at once, in case the run is cut off."""
+        ended = Ended(record.round, time.time(), record.seconds)
         scores = [{"round": record.round, **asdict(score)} for score in record.scores]
         rows = {"records": scores, "weights": list(_weights(record, self.clients))}
         try:
             for name, schema in TABLES.items():
-                self.streams[name].write_batch(pa.RecordBatch.from_pylist(rows[name], schema=schema))
+                batch = pa.RecordBatch.from_pylist(rows[name], schema=schema)
+                self.streams[name].write_batch(batch, ended.as_metadata())
                 self.files[name].flush()
-            if record.rejected or record.warnings:
-                self.facts["rejected"] += _rejected(record)
-                self.facts["warnings"] += record.warnings
+            news = [text for text in record.warnings if text not in self.facts["warnings"]]
+            repeated = self.facts.pop(REPEATED, None)
+            if record.rejected or news or repeated:
+                self.facts["rejected"] += _rejected(record.round, record.rejected)
+                self.facts["warnings"] += news
                 _write(self.place / "manifest.json", self.facts)
+        except OSError as error:
+            raise _unwritable(self.place, error) from None
+
+    def note(self, text: str) -> None:
+        """Write a warning into the manifest at once."""
+        self.facts["warnings"].append(text)
+        self._write_facts()
+
+    def repeat(self, round: int, rejected: Sequence[Rejection]) -> None:
+        """Write into the manifest that a round had too few answers and is repeated, until it has been done."""
+        tries = self.facts.get(REPEATED, {}).get("tries", 0) + 1
+        self.facts[REPEATED] = {"round": round, "tries": tries, "rejected": _rejected(round, rejected)}
+        self._write_facts()
+
+    def _write_facts(self) -> None:
+        """Write the manifest as it is now."""
+        try:
+            _write(self.place / "manifest.json", self.facts)
         except OSError as error:
             raise _unwritable(self.place, error) from None
 

@@ -245,8 +245,8 @@ SMALLER_IS_BETTER = {
 }  # fmt: skip
 
 
-def group_studies(runs: Sequence[Recorded]) -> list[Study]:
-    """Group runs that may be compared into studies. Runs that are left out are named in the notes of their study."""
+def group_comparable(runs: Sequence[Recorded]) -> list[list[Recorded]]:
+    """Runs with the same data and settings, whether they are finished or not. They differ in method and seed."""
     groups: list[list[Recorded]] = []
     for run in sorted(runs, key=lambda one: len(one.manifest["demanded"])):
         mates = next((group for group in groups if _comparable(group[0], run)), None)
@@ -254,8 +254,13 @@ def group_studies(runs: Sequence[Recorded]) -> list[Study]:
             groups.append([run])
         else:
             mates.append(run)
+    return groups
+
+
+def group_studies(runs: Sequence[Recorded]) -> list[Study]:
+    """Group runs that may be compared into studies. Runs that are left out are named in the notes of their study."""
     found = []
-    for members in groups:
+    for members in group_comparable(runs):
         notes = []
         chosen: dict[str, dict[int, Recorded]] = {}
         for run in members:

@@ -56,19 +56,32 @@ def _once(files: list[str]) -> str:
 
 def build_page(found: Sequence[Study], problems: Sequence[str] = ()) -> str:
     """The page as HTML, with a section per study."""
-    colours = "".join(f".c{i}{{--c:{colour}}}" for i, colour in enumerate(COLOURS))
-    style = (HERE / "page.css").read_text() + colours + f":root{{--minus:{NEGATIVE}}}"
     names = escape(join_words(list(dict.fromkeys(study.name for study in found))))
     notes = "".join(f"<p class='note'>Left out: {escape(text)}</p>" for text in problems)
     sections = "".join(_study(study, i) for i, study in enumerate(found))
     ranges = draw_partitions(found)
     across = f"<section id='across'><h1>All data together</h1>{draw_svg(ranges)}</section>" if ranges else ""
+    return fill_frame(f"Equipoise: {names}", f"{notes}{sections}{across}", read_style(), read_script())
+
+
+def read_style() -> str:
+    """The style sheet of the page, with the colours of the plots."""
+    colours = "".join(f".c{i}{{--c:{colour}}}" for i, colour in enumerate(COLOURS))
+    return (HERE / "page.css").read_text() + colours + f":root{{--minus:{NEGATIVE}}}"
+
+
+def read_script() -> str:
+    """What makes the page answer to the reader."""
+    return (HERE / "page.js").read_text()
+
+
+def fill_frame(title: str, content: str, style: str, script: str) -> str:
+    """A whole page around HTML that is its content. The live page of `equipoise watch` has the same frame."""
     return (
         "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
-        f"<title>Equipoise: {names}</title><style>{style}</style></head><body><header><strong>Equipoise</strong>"
+        f"<title>{title}</title><style>{style}</style></head><body><header><strong>Equipoise</strong>"
         "<button id='theme' title='light or dark'>light / dark</button></header><main>"
-        f"{notes}{sections}{across}</main><div id='tip' role='status'></div>"
-        f"<script>{(HERE / 'page.js').read_text()}</script></body></html>"
+        f"{content}</main><div id='tip' role='status'></div><script>{script}</script></body></html>"
     )
 
 
