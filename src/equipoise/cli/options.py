@@ -34,6 +34,9 @@ Dataset = Annotated[
 ]
 Out = Annotated[Path, typer.Option(help="where run folders go")]
 DataDir = Annotated[Path | None, typer.Option(help="folder with the data sets' files [default: $EQUIPOISE_DATA]")]
+Plugins = Annotated[
+    list[Path] | None, typer.Option(help="a Python file with methods of your own, imported first; may be repeated")
+]
 
 
 def spread_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -60,6 +63,31 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
     spread.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
     spread.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}
     return spread
+
+
+def take_plugins(command: Callable[..., None]) -> Callable[..., None]:
+    """The same command with the option --plugin, whose files are imported before the command begins."""
+    shown = inspect.signature(command, eval_str=True)
+    plugin = inspect.Parameter("plugin", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Plugins)
+    flat = [*shown.parameters.values(), plugin]
+
+    @functools.wraps(command)
+    def taking(plugin: list[Path] | None, **given: Any) -> None:
+        import_plugins(plugin)
+        command(**given)
+
+    taking.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
+    taking.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}
+    return taking
+
+
+def import_plugins(files: Iterable[Path] | None) -> None:
+    """Import a user's own files. PyTorch is imported only if there are some."""
+    if files:
+        import equipoise.methods  # noqa: F401 - registered first, so that a plugin cannot take their names
+        from equipoise.method.plugins import load_plugins
+
+        load_plugins(list(files))
 
 
 @dataclass(frozen=True)
