@@ -147,14 +147,18 @@ class Entry(Generic[Built]):
     def check(self, arguments: Mapping[str, Value]) -> dict[str, Value]:
         """The arguments, with numbers converted to their declared type. An error names the first one that does not
         fit."""
-        hints = typing.get_type_hints(self.function)
+        # The parameters of a class are those of its __init__. What a user's own code does not annotate can be anything.
+        hints = typing.get_type_hints(self.function.__init__ if inspect.isclass(self.function) else self.function)
         for name in arguments:
             if name not in self.parameters:
                 known = ", ".join(self.parameters) or "none"
                 raise EquipoiseError(
                     f"`{self.name}` has no parameter `{name}`.{did_you_mean(name, self.parameters)} Its parameters: {known}."
                 )
-        return {name: fit_to_type(value, hints[name], f"{self.name}({name})") for name, value in arguments.items()}
+        return {
+            name: fit_to_type(value, hints[name], f"{self.name}({name})") if name in hints else value
+            for name, value in arguments.items()
+        }
 
 
 def fit_to_type(value: Value, kind: object, where: str) -> Value:

@@ -164,7 +164,10 @@ class RunOptions:
         float | None, typer.Option(help="share of the clients in each round [default: the data set's]")
     ] = None
     model: Annotated[
-        str | None, typer.Option(help="model, for example 'mlp(hidden=(64,))' [default: the data set's]")
+        str | None,
+        typer.Option(
+            help="model, for example 'mlp(hidden=(64,))', or your own: mynet.py:Net [default: the data set's]"
+        ),
     ] = None
     device: Annotated[str, typer.Option(help="cpu, cuda or mps")] = "cpu"
     eval_every: Annotated[int, typer.Option(help="evaluate after every n rounds, and after the last one")] = 1
@@ -191,8 +194,6 @@ class RunOptions:
 
     def build_job(self, dataset: str, data: Federation, changes: dict[str, Any]) -> Job:
         """A job with these options, of the default method and seed."""
-        from dataclasses import replace
-
         from equipoise.engine.runners import RunnerName
         from equipoise.study.jobs import Job
 
@@ -200,7 +201,7 @@ class RunOptions:
             dataset=dataset,
             rounds=self.rounds,
             participation=self.participation,
-            training=replace(data.protocol.training, **changes) if changes else None,
+            training=data.protocol.training.change(changes) if changes else None,
             model=self.model,
             runner=fit_to_type(self.runner, RunnerName, "--runner"),  # type: ignore[arg-type]
             device=self.device,

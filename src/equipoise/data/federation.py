@@ -213,6 +213,9 @@ class Federation:
     ) -> Federation:
         """A federation of your own arrays: for each client samples `[n, ...]` and integer labels `[n]`.
 
+        Samples of whole numbers stay whole numbers, for models that take tokens; others get them as floating-point
+        numbers.
+
         `validation` and `test` are held out in the same form. Without `test`, `test_share` of each client's samples is
         set aside for testing (none where it has a single one). `domains` gives each client's domain, `joins` the first
         round in which it can take part; `classes` is the number of classes, or their names.
@@ -298,7 +301,8 @@ class _Pool:
         if x.is_complex() or x.dim() == 0 or y.dim() == 0:
             shape = f"{x.dtype} {tuple(x.shape)}"
             raise EquipoiseError(f"Give samples [n, ...] of real numbers and labels [n]. Found {shape} in {where}.")
-        x = x.to(torch.get_default_dtype()) if x.dim() > 1 else x.to(torch.get_default_dtype())[:, None]
+        x = x.to(torch.get_default_dtype() if x.is_floating_point() else torch.long)
+        x = x if x.dim() > 1 else x[:, None]
         if y.dim() != 1 or len(y) != len(x):
             raise EquipoiseError(
                 f"Labels must be one per sample. Found {tuple(y.shape)} for {len(x)} samples in {where}."
