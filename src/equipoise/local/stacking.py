@@ -30,13 +30,19 @@ def find_obstacle(task: Task) -> str | None:
     }
     at_work: list[nn.Module] = []  # the layers that have been entered and not yet left, the innermost last
 
+    def enter(layer: nn.Module, _: object) -> None:
+        at_work.append(layer)
+
+    def leave(*_: object) -> None:
+        at_work.pop()
+
     def compute(params: Tensors, buffers: Tensors, noise: Tensors, x: Tensor) -> Tensor:
         return task.forward(params, buffers, x, "train", noise)[0].logits
 
     with ExitStack() as hooks:
         for layer in task.modules["train"].modules():
-            hooks.enter_context(layer.register_forward_pre_hook(lambda layer, _: at_work.append(layer)))
-            hooks.enter_context(layer.register_forward_hook(lambda *_: at_work.pop() and None))
+            hooks.enter_context(layer.register_forward_pre_hook(enter))
+            hooks.enter_context(layer.register_forward_hook(leave))
         try:
             with refuse_fallbacks():
                 logits = for_each(compute, TRIED)(params, buffers, noise, torch.stack([example] * TRIED))
