@@ -9,7 +9,7 @@ from equipoise import EquipoiseError, build_model
 from equipoise.models.own import hide_folder
 from kit.command import equipoise
 
-NET = '''
+NET = """
 from torch import nn
 
 
@@ -38,7 +38,7 @@ def broken():
 class Demanding(nn.Module):
     def __init__(self, hidden, *rest, **more):
         super().__init__()
-'''
+"""
 
 
 @pytest.fixture
@@ -62,7 +62,10 @@ def test_classes_and_functions_are_built(file, call, size):
     [
         ("", r"Which model of `net_\d+\.py`\? .* --model .*:Net\."),
         (":", "Which model of"),
-        (":Nett", r"no class or function `Nett` in .* Did you mean `Net`\? It has: Net, Demanding, shallow, number, broken"),
+        (
+            ":Nett",
+            r"no class or function `Nett` in .* Did you mean `Net`\? It has: Net, Demanding, shallow, number, broken",
+        ),
         (":NET", "no class or function"),
         (":Net(widht=3)", "`Net` has no parameter `widht`. Did you mean `width`"),
         (":Net(width='a')", r"Net\(width\) must be a whole number. Found 'a'"),
@@ -83,7 +86,9 @@ def test_files_that_cannot_be_imported(tmp_path):
     with pytest.raises(EquipoiseError, match=r"A model is a Python file .* Found `none.py`, which is not there"):
         build_model("none.py:Net", (4,), 2)
     (tmp_path / "torn.py").write_text("import nothing_like_it\n")
-    with pytest.raises(EquipoiseError, match=r"Cannot import the model .*ModuleNotFoundError: .* \(line 1 of `torn.py`\)"):
+    with pytest.raises(
+        EquipoiseError, match=r"Cannot import the model .*ModuleNotFoundError: .* \(line 1 of `torn.py`\)"
+    ):
         build_model(f"{tmp_path / 'torn.py'}:Net", (4,), 2)
 
 

@@ -114,6 +114,9 @@ class DataOptions:
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="leave out images that cannot be read", rich_help_panel=OWN)
     ] = False
+    drop_missing: Annotated[
+        bool, typer.Option("--drop-missing", help="leave out rows with a missing value", rich_help_panel=OWN)
+    ] = False
 
     def name_source(self, dataset: str) -> str:
         """The data set and these options as one text that `load_federation` reads."""
@@ -124,6 +127,7 @@ class DataOptions:
             "label": self.label, "client": self.client, "domain": self.domain, "image_size": self.image_size,
             "ignore": tuple(split_list(self.ignore or "")), "partition": self.partition,
             "schema": str(self.schema) if self.schema else None, "skip_bad": self.skip_bad,
+            "drop_missing": self.drop_missing,
         }  # fmt: skip
         return add_options(dataset, options)
 

@@ -7,7 +7,7 @@ agree on. How missing values are filled and numbers are scaled follows from a cl
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from equipoise.errors import EquipoiseError
 from equipoise.grammar import did_you_mean, join_words
 
 MOST_LEVELS = 200  # a text column with more different values is hardly a category
+FEW_LEVELS = 5  # a text column with no more different values may have numbers as the names of categories
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class Rows:
     client: str  # its name
     where: str  # where the rows come from, for messages
     table: pa.Table
+    name_row: Callable[[int], str] = lambda row: f"row {row + 1}"  # a row, counted from 0, as a user finds it
 
     def __str__(self) -> str:
         return f"client `{self.client}` ({self.where})"
@@ -105,20 +107,54 @@ def _levels(clients: Sequence[Rows], name: str) -> tuple[str, ...] | None:
             continue  # no value here: it fits either kind
         (numbers if _is_number(column, name, rows) else texts).append(rows)
     if numbers and texts:
-        example = next(v for v in texts[0].column(name).to_pylist() if v is not None and _parsed(v) is None)
         raise EquipoiseError(
-            f"Column `{name}` is text at {texts[0]}, for example {example!r}, and numbers at {numbers[0]}. Make it one of the "
-            f"two everywhere, leave it out with --ignore {name}, or say which it is with --schema."
+            f"Column `{name}` is text at {texts[0]}, for example {_show_text(texts[0], name)}, and numbers at {numbers[0]}. "
+            f"Make it one of the two everywhere, leave it out with --ignore {name}, or say which it is with --schema."
         )
     if not texts:
         return None
     found = {as_text(v) for rows in texts for v in rows.column(name).to_pylist() if v is not None}
+    if len(found) > MOST_LEVELS and _mostly_numbers(found):
+        raise EquipoiseError(
+            f"Column `{name}` holds numbers, but not only, for example {_show_text(texts[0], name)}. Write such values as "
+            f"`?`, or leave the column out with --ignore {name}."
+        )
     if len(found) > MOST_LEVELS:
         raise EquipoiseError(
             f"Text column `{name}` has {len(found)} different values ({texts[0]}, for example): too many for categories. Leave "
             f"it out with --ignore {name}, or group its values."
         )
     return tuple(sorted(found))
+
+
+def _show_text(rows: Rows, name: str) -> str:
+    """The first value of a column that is no number, and where it stands."""
+    values = rows.column(name).to_pylist()
+    row = next(i for i, value in enumerate(values) if value is not None and _parsed(value) is None)
+    return f"{values[row]!r} in {rows.name_row(row)}"
+
+
+def _mostly_numbers(texts: Collection[str]) -> bool:
+    return sum(_parsed(text) is not None for text in texts) > len(texts) / 2
+
+
+def note_odd_texts(schema: Schema) -> list[str]:
+    """Notes on columns of numbers that are taken for text, because some values are no numbers."""
+    return [
+        f"Column `{name}` is taken for text, with a feature per value, because of "
+        f"{join_words([repr(level) for level in levels if _parsed(level) is None])}. Write such values as `?`, and it holds "
+        "numbers."
+        for name, levels in schema.columns.items()
+        if levels is not None and len(levels) > FEW_LEVELS and _mostly_numbers(levels)
+    ]
+
+
+def find_fraction(labels: Sequence[object]) -> object | None:
+    """The first of these labels that is not a whole number, if all are numbers."""
+    numbers = [_parsed(label) for label in labels]
+    if None in numbers:
+        return None
+    return next((label for label, n in zip(labels, numbers, strict=True) if n is not None and n % 1 != 0), None)
 
 
 def _is_number(column: pa.ChunkedArray, name: str, rows: Rows) -> bool:
