@@ -208,9 +208,10 @@ def _refuse_gaps(piece: Piece, column: str, what: str) -> None:
     gaps = np.flatnonzero(mark_missing(piece.table[column]))
     if len(gaps):
         others = f", and in {len(gaps) - 1} more rows" if len(gaps) > 1 else ""
+        place = f"{piece.name_row(int(gaps[0]))} of {piece.where}"
         raise EquipoiseError(
-            f"There is no {what} in column `{column}` in {piece.name_row(int(gaps[0]))} of {piece.where}{others} ({SPELT} count "
-            "as missing). Fill it in, or leave such rows out with --drop-missing."
+            f"There is no {what} in column `{column}` in {place}{others} ({SPELT} count as missing). "
+            "Fill it in, or leave such rows out with --drop-missing."
         )
 
 
