@@ -249,8 +249,9 @@ class Federation:
             domain, joined = (domains or {}).get(client, ""), (joins or {}).get(client, 0)
             clients.append(Client(client, index, held_out, tested, domain, joined))
         x, y, class_names = pool.finish(classes)
-        notes = tuple(remark_on_clients(clients, y, class_names))
-        return cls(name, x, y, tuple(clients), class_names, protocol or Protocol(), notes=notes)
+        labels, tests = {c.name: y[c.train] for c in clients}, {c.name: len(c.test) for c in clients}
+        notes = remark_on_clients(labels, tests, class_names, where={})
+        return cls(name, x, y, tuple(clients), class_names, protocol or Protocol(), notes=tuple(notes))
 
 
 def divide_clients(

@@ -114,7 +114,8 @@ def own(
         preparation, protocol = Preparation(), TABLE_PROTOCOL
         notes += note_odd_texts(agreed)
     where = {holding.client: holding.piece.where for holding in holdings} if len(pieces) > 1 else {}
-    notes += remark_on_clients(clients, y, classes, where)
+    labels, tests = {c.name: y[c.train] for c in clients}, {c.name: len(c.test) for c in clients}
+    notes += remark_on_clients(labels, tests, classes, where)
     return Federation(
         Path(path).stem, x, y, clients, classes, protocol, preparation, tuple(notes), digest, agreed.as_json()
     )
