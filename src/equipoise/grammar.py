@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import re
 import types
 import typing
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,14 +36,28 @@ class Call:
         return f"{self.name}({inside})" if inside else self.name
 
 
+ALIKE = 0.7  # of two names: the share of letters that they have in common, in the same order
+STEM = 3  # letters that a name must have to be taken for the beginning or a word of another
+
+
 def did_you_mean(word: str, choices: Iterable[str]) -> str:
-    """A hint to append to an error: the choice nearest to `word`, or an empty text if none is near.
+    """A hint to append to an error: the choice that is most like `word`, or an empty text if none is like it.
 
     >>> did_you_mean("fedheel", ["fedheal", "fedavg"])
     ' Did you mean `fedheal`?'
+    >>> did_you_mean("Label", ["age", "class_label"]), did_you_mean("client", ["clinical", "age"])
+    (' Did you mean `class_label`?', '')
     """
-    close = difflib.get_close_matches(word, list(choices), n=1, cutoff=0.5)
-    return f" Did you mean `{close[0]}`?" if close else ""
+    likeness = {choice: _liken(word.lower(), choice.lower()) for choice in choices}
+    best = max(likeness, key=lambda choice: likeness[choice], default="")
+    return f" Did you mean `{best}`?" if likeness.get(best, 0) >= ALIKE else ""
+
+
+def _liken(a: str, b: str) -> float:
+    """How much two names are alike, from 0 to 1."""
+    short, long = sorted((a, b), key=len)
+    is_part = long.startswith(short) or short in re.split(r"[\W_]+", long)
+    return max(ALIKE if is_part and len(short) >= STEM else 0.0, difflib.SequenceMatcher(None, a, b).ratio())
 
 
 def join_words(words: Sequence[str], most: int = 5) -> str:
@@ -147,14 +162,18 @@ class Entry(Generic[Built]):
     def check(self, arguments: Mapping[str, Value]) -> dict[str, Value]:
         """The arguments, with numbers converted to their declared type. An error names the first one that does not
         fit."""
-        hints = typing.get_type_hints(self.function)
+        # The parameters of a class are those of its __init__. What a user's own code does not annotate can be anything.
+        hints = typing.get_type_hints(self.function.__init__ if inspect.isclass(self.function) else self.function)
         for name in arguments:
             if name not in self.parameters:
                 known = ", ".join(self.parameters) or "none"
                 raise EquipoiseError(
                     f"`{self.name}` has no parameter `{name}`.{did_you_mean(name, self.parameters)} Its parameters: {known}."
                 )
-        return {name: fit_to_type(value, hints[name], f"{self.name}({name})") for name, value in arguments.items()}
+        return {
+            name: fit_to_type(value, hints[name], f"{self.name}({name})") if name in hints else value
+            for name, value in arguments.items()
+        }
 
 
 def fit_to_type(value: Value, kind: object, where: str) -> Value:

@@ -99,6 +99,7 @@ class Task:
             federation = federation.pooled()
         network = _built(model or federation.protocol.model, federation, seed)
         network = hand_in_noise(network)
+        federation = _fit_samples(federation, network)
         example = federation.example()
         network = _adapted(network, example)
         spare = int(getattr(network, "spare_outputs", 0))
@@ -257,10 +258,17 @@ class Task:
 
 def _built(model: ModelSource, federation: Federation, seed: int) -> nn.Module:
     if isinstance(model, str):
-        return build_model(model, federation.input_shape, len(federation.classes), seed)
-    if isinstance(model, nn.Module):
-        return copy.deepcopy(model)
-    return seeds.build_from_seed(model, seed, "model")
+        network = build_model(model, federation.input_shape, len(federation.classes), seed)
+    elif isinstance(model, nn.Module):
+        network = copy.deepcopy(model)
+    else:
+        network = seeds.build_from_seed(model, seed, "model")
+    if any(nn.parameter.is_lazy(value) for value in (*network.parameters(), *network.buffers())):
+        raise EquipoiseError(
+            f"Model `{_kind(network)}` has layers without a size, such as nn.LazyLinear. Give them their sizes: samples have "
+            f"shape {federation.input_shape}."
+        )
+    return network
 
 
 def _wrapped(network: nn.Module, wrap: Wrap, classes: int, example: Tensor, seed: int) -> nn.Module:
@@ -269,8 +277,42 @@ def _wrapped(network: nn.Module, wrap: Wrap, classes: int, example: Tensor, seed
 
 def _tried(network: nn.Module, example: Tensor) -> object:
     """What a model returns for an example. A copy is used, so that the model does not change."""
-    with torch.no_grad():
-        return copy.deepcopy(network).eval()(example)
+    try:
+        with torch.no_grad():
+            return copy.deepcopy(network).eval()(example)
+    except EquipoiseError:
+        raise
+    except Exception as error:  # of any kind: a model may be a user's own
+        numbers = "floating-point" if example.is_floating_point() else "whole"
+        why = (str(error) or type(error).__name__).split("\n")[0].rstrip(".")
+        raise EquipoiseError(
+            f"Model `{_kind(network)}` cannot take samples of {numbers} numbers and shape {tuple(example.shape[1:])}: {why}."
+        ) from error
+
+
+def _kind(network: nn.Module) -> str:
+    """The name of the model's class, for messages."""
+    return type(network.model if isinstance(network, Adapted) else network).__name__
+
+
+def _fit_samples(federation: Federation, network: nn.Module) -> Federation:
+    """The federation as the model takes it: samples of whole numbers become floating-point numbers, unless the model
+    takes whole numbers, as one with an embedding does."""
+    example = federation.example()
+    if example.is_floating_point():
+        return federation
+    try:
+        _tried(network, example)
+    except EquipoiseError as refused:
+        # Samples of a stand-in are views of a single one, and stay so.
+        some = federation.x[:1] if federation.is_elsewhere else federation.x
+        other = replace(federation, x=some.to(torch.get_default_dtype()).expand(federation.x.shape))
+        try:
+            _tried(network, other.example())
+        except EquipoiseError:
+            raise refused from None
+        return other
+    return federation
 
 
 def _adapted(network: nn.Module, example: Tensor) -> nn.Module:
@@ -280,7 +322,7 @@ def _adapted(network: nn.Module, example: Tensor) -> nn.Module:
 
 def _check_outputs(network: nn.Module, example: Tensor, classes: int, spare: int) -> None:
     out = _tried(network, example)
-    kind = type(network.model if isinstance(network, Adapted) else network).__name__
+    kind = _kind(network)
     if not isinstance(out, Outputs):
         raise EquipoiseError(
             f"Model `{kind}` must return logits as a tensor, or equipoise.Outputs(logits, features). Found "
@@ -300,9 +342,13 @@ def _noise_shapes(network: nn.Module, example: Tensor) -> dict[str, tuple[int, .
         before = torch.random.get_rng_state()
         trial(example)
         if not torch.equal(before, torch.random.get_rng_state()):
+            inside = next(
+                (type(m).__name__ for m in network.modules() if isinstance(getattr(m, "dropout", 0), float)), ""
+            )
+            cause = f"the dropout inside `{inside}`? Build it with dropout=0.0" if inside else "F.dropout?"
             raise EquipoiseError(
-                f"Model `{type(network).__name__}` draws random numbers of its own (F.dropout?), so that its runs could not be "
-                "repeated. Use nn.Dropout modules, or equipoise.models.Noise."
+                f"Model `{_kind(network)}` draws random numbers of its own ({cause}), so that its runs could not be repeated. "
+                "Use nn.Dropout modules, or equipoise.models.Noise."
             )
     return {f"{name}.draws": module.shape for name, module in trial.named_modules() if isinstance(module, Noise)}
 

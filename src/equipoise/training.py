@@ -47,8 +47,19 @@ class Training:
             if exact is None:
                 raise EquipoiseError(f"torch.optim has no `{self.optimizer}`.{did_you_mean(self.optimizer, known)}")
             object.__setattr__(self, "optimizer", exact)
-        if self.momentum and "momentum" not in inspect.signature(known[self.optimizer]).parameters:
+        if self.momentum and not has_momentum(self.optimizer):
             raise EquipoiseError(f"{self.optimizer} has no momentum. Found momentum={self.momentum}: set it to 0.")
+
+    def change(self, changes: Mapping[str, Value]) -> Training:
+        """The settings with some of them changed. A momentum that the new optimizer does not know is dropped, unless it
+        is among the changes.
+
+        >>> Training(momentum=0.9).change({"optimizer": "AdamW"}).momentum
+        0.0
+        """
+        other = replace(self, momentum=0.0, **{n: v for n, v in changes.items() if n != "momentum"})  # type: ignore[arg-type]
+        kept = self.momentum if has_momentum(other.optimizer) else 0.0
+        return replace(other, momentum=changes.get("momentum", kept))  # type: ignore[arg-type]
 
     def change_as_demanded(self, demands: Iterable[tuple[str, Value]]) -> Training:
         """The settings with those that a method demands (FedSGD: one full-batch step) put in their place."""
@@ -81,6 +92,11 @@ class Training:
         if self.momentum:
             options["momentum"] = self.momentum
         return kind(tensors, **{name: value for name, value in options.items() if name in accepted})
+
+
+def has_momentum(optimizer: str) -> bool:
+    """Whether an optimizer of torch has a setting `momentum`."""
+    return "momentum" in inspect.signature(list_optimizers()[optimizer]).parameters
 
 
 @functools.cache

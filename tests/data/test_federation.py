@@ -18,7 +18,7 @@ X, Y = torch.randn(10, 4, generator=torch.Generator().manual_seed(0)), torch.ara
         ({"a": (X, Y), "b": (X.where(X > -1, torch.nan), Y)}, {}, "NaN or infinity in sample .*`b`"),
         ({"a": (X, Y), "b": (X[:0], Y[:0])}, {}, "no samples in .*`b`"),
         ({"a": (X, Y[:5])}, {}, r"one per sample. Found \(5,\) for 10 samples in .*`a`"),
-        ({"a": (X, Y + 0.5)}, {}, "whole numbers.*`a`"),
+        ({"a": (X, Y + 0.5)}, {}, "classes 0, 1, 2, .*Found 0.5.*`a`"),
         ([("a", (X, Y)), ("a", (X, Y))], {}, "must differ. Found `a`"),
         ({"a": (X, Y)}, {"test": {"c": (X, Y)}}, "`test` names the client `c`"),
         ({}, {}, "at least one client"),
@@ -39,9 +39,14 @@ def test_arrays_of_many_kinds():
     assert federation.x.dtype == torch.float32
     assert federation.classes == ("r", "g", "b")
     assert federation.y.dtype == torch.long
-    for kind in (np.uint8, np.int64, bool, np.float16):
+    for kind, kept in {
+        np.uint8: torch.float32,
+        bool: torch.float32,
+        np.float16: torch.float32,
+        np.int32: torch.int64,
+    }.items():
         plain = Federation.from_tensors({"a": (np.ones((4, 3), dtype=kind), np.arange(4))})
-        assert plain.x.dtype == torch.float32
+        assert plain.x.dtype == kept
     assert Federation.from_tensors({"a": (torch.arange(4.0), [0, 1, 0, 1])}).input_shape == (1,)
     with pytest.raises(EquipoiseError, match="test_share"):
         Federation.from_tensors({"a": (X, Y)}, test_share=2.0)

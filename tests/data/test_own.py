@@ -85,7 +85,10 @@ def test_a_folder_of_images_runs(folder, tmp_path, monkeypatch):
 
 def test_arguments_are_kept_for_records_but_no_paths(table):
     assert load_federation("gaussians(rotate=2)").arguments == "rotate=2"
-    assert load_federation(f"own(path={str(table)!r}, label='diagnosis', client='site')").arguments == ""
+    assert (
+        load_federation(f"own(path={str(table)!r}, label='diagnosis', client='site')").arguments
+        == "label='diagnosis', client='site'"
+    )
 
 
 def test_a_table_runs_and_its_schema_can_be_given_back(table, tmp_path, monkeypatch):
@@ -251,18 +254,18 @@ GOOD = "v,label,client\n1,a,x\n2,b,x\n3,a,y\n4,b,y\n5,a,y\n"
 @pytest.mark.parametrize(
     ("content", "options", "message"),
     [
-        ("v,label,client\n1,a\n", {}, r"Cannot read `.*t\.csv`: .*Expected 3 columns, got 2"),
+        ("v,label,client\n1,a\n", {}, r"Line 2 of `.*t\.csv` has 2 values, and the header names 3 columns\. .*a comma"),
         ("", {}, r"Cannot read `.*t\.csv`"),
         ("v,label,client\n", {}, r"`.*t\.csv` has no rows"),
         (GOOD.replace("label", "lable"), {}, r"no label column `label`\. Did you mean `lable`\? Name it with --label"),
         (GOOD, {"client": "site"}, r"no client column `site`.*there are: v, label, client.*--partition"),
         (GOOD, {"domain": "country"}, "no domain column `country`"),
-        (GOOD.replace("1,a,x", "1,,x"), {}, r"Row 0 of `.*t.csv` has no label"),
-        (GOOD.replace("1,a,x", "1,a,"), {}, r"Row 0 of `.*t.csv` has no client"),
+        (GOOD.replace("1,a,x", "1,,x"), {}, r"no label in column `label` in line 2 of `.*t.csv` \(blank, .*--drop-missing"),
+        (GOOD.replace("1,a,x", "1,a,"), {}, r"no client in column `client` in line 2 of `.*t.csv`"),
         (GOOD.replace(",a,", ",1.5,").replace(",b,", ",2,"), {}, "Labels must be classes. Found 1.5"),
         (GOOD.replace(",b,", ",a,"), {}, "Every row has the label 'a'"),
         (GOOD.replace("3,a,y", "high,a,y").replace("4,b,y", "low,b,y").replace("5,a,y", "low,a,y"), {},
-         r"`v` is text at client `y`.*'high', and numbers at client `x`"),
+         r"`v` is text at client `y`.*'high' in line 4, and numbers at client `x`"),
         (GOOD, {"partition": "iid(clients=99)"}, "ask for at most 5 clients"),
         (GOOD, {"schema": "/none.json"}, "Cannot read the schema"),
         (GOOD, {"image_size": 0}, "`image_size` must be at least 1"),
@@ -336,3 +339,173 @@ def test_options_of_own_data_are_not_for_others(tmp_path):
     done = equipoise("run", "scanners", "--label", "x", cwd=tmp_path)
     assert done.returncode == 2
     assert "--label is for your own data" in done.stderr
+
+
+# --------------------------------------------------------------------------- text tables as they are found
+def write_patients(path, separator=",", encoding="utf-8", **changed):
+    """Forty rows of two clients; `changed` has other lines, by number: `line_5="..."`."""
+    lines = ["age,größe,label,client"]
+    lines += [f"{30 + i},{150 + i % 7},{'ja' if i % 3 else 'nein'},{'xy'[i % 2]}" for i in range(40)]
+    for place, line in changed.items():
+        lines[int(place.removeprefix("line_")) - 1] = line
+    path.write_bytes("\n".join(lines).replace(",", separator).encode(encoding))
+    return str(path)
+
+
+@pytest.mark.parametrize("name", ["t.csv", "t.tsv"])
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "latin-1"])
+def test_separators_and_encodings_are_found_out(tmp_path, name, separator, encoding):
+    found = own(write_patients(tmp_path / name, separator, encoding))
+    assert found.schema["columns"] == {"age": "number", "größe": "number"}
+    assert torch.equal(found.x, own(write_patients(tmp_path / "plain.csv")).x)
+    said = "`t.csv` is not UTF-8. It was read as Latin-1, for example `größe` in line 1".replace("t.csv", name)
+    assert any(said in note for note in found.notes) == (encoding == "latin-1")
+
+
+def test_decimal_commas_between_semicolons(tmp_path):
+    path = broken(tmp_path, "t.csv", "v;w;label;client\n" + "".join(f"{i},5;{i};{'ab'[i % 2]};x\n" for i in range(9)))
+    found = own(str(path))
+    assert found.schema["columns"] == {"v": "number", "w": "number"}
+    assert torch.equal(found.x[:, 0], found.x[:, 1])  # both are scaled to mean 0 and standard deviation 1
+    assert "Read as decimal commas in `t.csv`: `v`." in found.notes
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (GOOD.replace("v,", "label,"), r"has several columns `label` \(columns 1 and 2\)"),
+        (GOOD.replace("2,b,x", '2,"b\n",x\n\n').replace("5,a,y", "5,a"), r"Line 9 of `.*t.csv` has 2 values"),
+        (GOOD.replace("2,b,x", '2,"b\n",x\n\n').replace("5,a,y", "5,,y"), "no label in column `label` in line 9 of"),
+        (GOOD.replace("4,b,y", '4,"b,y'), r"A quotation begins in line 5 of `.*t.csv` and never ends"),
+        (b"v,label,client\n1,\x81,x\n", r"is neither UTF-8 nor Latin-1 \(line 2\)"),
+        (b"v,label,client\n1,\0,x\n", "holds zero bytes"),
+    ],
+)
+def test_wrong_text_is_named_by_its_line(tmp_path, content, message):
+    with pytest.raises(EquipoiseError, match=message):
+        own(str(broken(tmp_path, "t.csv", content)))
+
+
+def test_several_uneven_lines_are_counted(tmp_path):
+    with pytest.raises(EquipoiseError, match=r"Line 3 of .*has 2 values, .* \(4 lines differ from the header\)"):
+        own(str(broken(tmp_path, "t.csv", GOOD.replace(",x\n3", "\n3").replace(",y", ""))))
+
+
+def test_a_column_without_a_name_is_left_out(tmp_path):
+    """pandas writes its index so."""
+    rows = "".join(f"{i},{i},{'ab'[i % 2]},x\n" for i in range(9))
+    found = own(str(broken(tmp_path, "t.csv", ",v,label,client\n" + rows)))
+    assert found.schema["columns"] == {"v": "number"}
+    assert "Left out of `t.csv`, because it has no name: column 1." in found.notes
+
+
+def test_what_a_column_holds_follows_from_all_rows(tmp_path):
+    """A number with a fraction far down, where a reader that goes piece by piece has made up its mind already."""
+    rows = [f"{i % 10},{'ab'[i % 2]},x" for i in range(200_000)]
+    found = own(str(broken(tmp_path, "t.csv", "\n".join(["v,label,client", *rows, "2.5,a,x"]))))
+    assert found.schema["columns"] == {"v": "number"}
+
+
+# --------------------------------------------------------------------------- missing values
+GAPS = {"line_4": " ? ,155,ja,x", "line_6": "NA,,ja,x", "line_7": "40, ,nein,y"}
+
+
+def test_missing_values_are_named_and_counted(tmp_path):
+    found = own(write_patients(tmp_path / "t.csv", **GAPS))
+    assert found.schema["columns"] == {"age": "number", "größe": "number"}
+    assert found.notes[0].startswith(
+        "Missing values (blank, `?`, `NA` and the like), of 40 rows: `age` 2, `größe` 2. Each"
+    )
+    assert (
+        own(write_patients(tmp_path / "t.csv", **GAPS), ignore=("age",))
+        .notes[0]
+        .startswith("Missing values (blank, `?`, `NA` and the like), of 40 rows: `größe` 2. Each")
+    )
+    at_a_site = own(write_patients(tmp_path / "t.csv", **GAPS), site="north")
+    assert at_a_site.notes[0].startswith("Missing values (blank, `?`, `NA` and the like): `age`, `größe`. Each")
+
+
+def test_rows_with_missing_values_are_dropped_if_asked(tmp_path):
+    path = write_patients(tmp_path / "t.csv", **GAPS, line_8="44,155,?,x", line_10="44,155,ja,")
+    found = own(path, drop_missing=True)
+    sizes = {c.name: len(c.train) + len(c.validation) + len(c.test) for c in found.clients}
+    assert sizes == {"x": 16, "y": 19}
+    said = "Rows left out, because a value is missing: 3 of 19 of `x`, 1 of 20 of `y`, 1 of 1 without a client."
+    assert said in found.notes
+    clean = own(write_patients(tmp_path / "clean.csv"), drop_missing=True)
+    assert not any("left out" in note for note in clean.notes)
+    dealt = own(path, drop_missing=True, partition="iid(clients=2)", ignore=("client",))
+    assert "Rows left out, because a value is missing: 4 of 40." in dealt.notes
+    unused = own(path, drop_missing=True, ignore=("age",), partition="iid(clients=2)")
+    assert "Rows left out, because a value is missing: 3 of 40." in unused.notes
+
+
+def test_lines_are_those_of_the_file_although_rows_are_dropped(tmp_path):
+    path = write_patients(tmp_path / "t.csv", **GAPS, line_12="old,155,ja,y")
+    with pytest.raises(
+        EquipoiseError, match=r"`age` is text at client `y`.*'old' in line 12, and numbers at client `x`"
+    ):
+        own(path, drop_missing=True)
+
+
+def test_dropping_everything_is_refused(tmp_path):
+    path = broken(tmp_path, "t.csv", GOOD.replace("v,", "v,w,").replace(",a", ",,a").replace(",b", ",,b"))
+    with pytest.raises(EquipoiseError, match=r"Every row has a missing value.*missing: `w` 5.*--ignore"):
+        own(str(path), drop_missing=True)
+
+
+def test_dropping_is_for_tables(folder):
+    with pytest.raises(EquipoiseError, match="--drop-missing is for tables"):
+        own(str(folder), drop_missing=True)
+
+
+def test_a_run_records_that_rows_were_dropped(tmp_path, monkeypatch):
+    for name, value in environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    write_patients(tmp_path / "t.csv", **GAPS)
+    done = equipoise("run", "t.csv", "--drop-missing", "--rounds", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "2 of 20 of `x`, 1 of 20 of `y`" in done.stderr
+    (place,) = (tmp_path / "runs").iterdir()
+    data = json.loads((place / "manifest.json").read_text())["data"]
+    assert data["arguments"] == "drop_missing=True"
+    assert "Rows left out, because a value is missing: 2 of 20 of `x`, 1 of 20 of `y`." in data["notes"]
+
+
+# --------------------------------------------------------------------------- what is odd, and said of tables
+def test_small_tests_and_lone_classes_are_noted(tmp_path):
+    rows = [f"{i},{'ab'[i % 2]},large" for i in range(60)] + [f"{i},{'ac'[i % 2]},small" for i in range(20)]
+    found = own(str(broken(tmp_path, "t.csv", "\n".join(["v,label,client", *rows]))))
+    assert "Clients with fewer than 10 test samples, whose accuracy is coarse: `small` (4)." in found.notes
+    assert "Classes that only one client can learn from: b (`large`), c (`small`)." in found.notes
+    alone = own(str(broken(tmp_path, "one.csv", "\n".join(["v,label,client", *rows[:60]]))))
+    assert not any("Classes" in note for note in alone.notes)  # of a single client that says nothing
+
+
+def test_numbers_with_a_few_words_among_them_are_noted(tmp_path):
+    path = write_patients(tmp_path / "t.csv", line_5="unknown,155,ja,x", line_6="about 30,155,ja,y")
+    (note,) = [note for note in own(path).notes if "taken for text" in note]
+    assert "Column `age` is taken for text, with a feature per value, because of 'about 30', 'unknown'." in note
+    rows = "".join(f"{i if i != 7 else 'seven'},{'ab'[i % 2]},x\n" for i in range(300))
+    with pytest.raises(
+        EquipoiseError, match=r"`v` holds numbers, but not only, for example 'seven' in line 9\. .*`\?`"
+    ):
+        own(str(broken(tmp_path, "t.csv", "v,label,client\n" + rows)))
+
+
+@pytest.mark.parametrize("label", ["{i}.5", "{i}"])
+def test_quantities_as_labels_are_refused(tmp_path, label):
+    rows = "".join(f"{i},{label.format(i=i)},x\n" for i in range(60))
+    with pytest.raises(EquipoiseError, match=r"Equipoise learns classes, not quantities \(classification only\)"):
+        own(str(broken(tmp_path, "t.csv", "v,label,client\n" + rows)))
+
+
+def test_columns_to_ignore_must_be_there(tmp_path):
+    with pytest.raises(EquipoiseError, match=r"no column `vv` to ignore\. There are: v, label, client"):
+        own(str(broken(tmp_path, "t.csv", GOOD)), ignore=("vv",))
+
+
+def test_a_missing_domain_is_no_domain(tmp_path):
+    with pytest.raises(EquipoiseError, match="no domain in column `domain` in line 2"):
+        own(str(broken(tmp_path, "t.csv", "v,label,client,domain\n1,a,x,\n2,b,x,fr\n3,a,y,fr\n")))

@@ -87,7 +87,7 @@ def test_a_schema_is_written_and_given_back(tmp_path):
     ("first", "second", "message"),
     [
         ({"v": [1, 2]}, {"v": ["high", "low"]},
-         r"`v` is text at client `b` \(`b\.csv`\), for example 'high', and numbers at client `a`"),
+         r"`v` is text at client `b` \(`b\.csv`\), for example 'high' in row 1, and numbers at client `a`"),
         ({"v": [1, 2]}, {"v": [1, 2], "w": [1, 2]},
          r"Column `w` is at client `b` \(`b.csv`\), but not at client `a`.*--ignore w"),
         ({"v": [1, 2], "w": [1, 2]}, {"v": [1, 2]}, r"no column `w` at client `b`"),

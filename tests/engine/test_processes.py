@@ -64,19 +64,21 @@ def test_an_error_in_a_worker_reaches_the_user():
 
 def test_the_choice():
     task = Task.build(parse("fedavg"), blobs(), training=Training(epochs=1))
-    assert choose_runner("auto", parse("fedavg"), task, 4, 10, 2) == "vectorised"
-    assert choose_runner("auto", parse("fedavg"), task, 1, 10, 2) == "inline"
+    assert choose_runner("auto", parse("fedavg"), task, 4, 10, 2).runner == "vectorised"
+    assert choose_runner("auto", parse("fedavg"), task, 1, 10, 2).runner == "inline"
     assert (
-        choose_runner("auto", parse("fedavg"), task, 4, 10**9, 2) == "vectorised"
+        choose_runner("auto", parse("fedavg"), task, 4, 10**9, 2).runner == "vectorised"
     )  # a round this small is over at once
     wide = Task.build(
         parse("fedavg"), blobs(sizes=(300, 300)), model="mlp(hidden=(600, 600))", training=Training(epochs=5)
     )
-    assert choose_runner("auto", parse("fedavg"), wide, 2, 1000, 2) == "processes"
-    assert choose_runner("auto", parse("fedavg"), wide, 2, 1000, 1) == "vectorised"  # one core
-    assert choose_runner("auto", parse("fedavg"), wide, 2, 2, 2) == "vectorised"  # too short to start workers for
+    assert choose_runner("auto", parse("fedavg"), wide, 2, 1000, 2).runner == "processes"
+    assert choose_runner("auto", parse("fedavg"), wide, 2, 1000, 1).runner == "vectorised"  # one core
+    assert (
+        choose_runner("auto", parse("fedavg"), wide, 2, 2, 2).runner == "vectorised"
+    )  # too short to start workers for
     odd = Task.build(parse("fedavg"), blobs(), training=Training(optimizer="Adafactor"))
-    assert choose_runner("auto", parse("fedavg"), odd, 4, 10, 2) == "inline"
+    assert choose_runner("auto", parse("fedavg"), odd, 4, 10, 2).runner == "inline"
     with pytest.raises(EquipoiseError, match="cannot be vectorised"):
         choose_runner("vectorised", parse("fedavg"), odd, 4, 10, 2)
 
@@ -86,7 +88,7 @@ def test_classes_of_the_script_itself_cannot_be_sent(monkeypatch):
     monkeypatch.setattr(NormNet, "__module__", "__main__")
     with pytest.raises(EquipoiseError, match="move the model and the method"):
         choose_runner("processes", parse("fedavg"), task, 4, 10, 2)
-    assert choose_runner("auto", parse("fedavg"), task, 4, 10**9, 2) != "processes"
+    assert choose_runner("auto", parse("fedavg"), task, 4, 10**9, 2).runner != "processes"
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedheal"])

@@ -12,10 +12,12 @@ from typer.testing import CliRunner
 from equipoise.cli import app
 
 COMMAND = [sys.executable, "-c", "from equipoise.cli import main; main()"]
+# PYTHONPATH, too: a checkout beside the installed one tests its own code.
+PASSED_ON = ("HOME", "EQUIPOISE_CACHE", "EQUIPOISE_DATA", "PYTHONPATH")
 
 
 def equipoise(*words, cwd, width=160):
-    own = {name: value for name, value in os.environ.items() if name in ("HOME", "EQUIPOISE_CACHE", "EQUIPOISE_DATA")}
+    own = {name: value for name, value in os.environ.items() if name in PASSED_ON}
     return subprocess.run(
         [*COMMAND, *words], cwd=cwd, capture_output=True, text=True, timeout=300,
         env={"COLUMNS": str(width), "PATH": "", "PYTHONWARNINGS": "error", **own},
@@ -26,7 +28,7 @@ def stopped(words, cwd, ready, stop):
     """A command that is stopped once something is `ready`: its exit code, and what it printed."""
     process = subprocess.Popen(
         [*COMMAND, *words], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
-        env={"COLUMNS": "160", "PATH": ""},
+        env={"COLUMNS": "160", "PATH": "", "PYTHONPATH": os.environ.get("PYTHONPATH", "")},
     )  # fmt: skip
     try:
         end = time.monotonic() + 120

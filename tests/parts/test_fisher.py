@@ -7,7 +7,7 @@ from torch.func import functional_call
 from equipoise import EquipoiseError, Outputs, build_model, parse, run
 from equipoise.models import Staged
 from equipoise.parts import fisher
-from equipoise.parts.fisher import RULES, _by_vmap, squared_gradient_sums
+from equipoise.parts.fisher import RULES, _by_samples, squared_gradient_sums
 from equipoise.rounds.client import client_round
 from equipoise.rounds.server import begin_server, make_broadcast
 from equipoise.task import Task
@@ -123,7 +123,7 @@ def test_every_rule_against_one_backward_pass_a_sample(case):
     for name, value in squared_gradient_sums(model, params, buffers, x, y).items():
         assert value.shape == params[name].shape
         torch.testing.assert_close(value, exact[name], rtol=1e-9, atol=1e-12)
-    for name, value in _by_vmap(model, params, buffers, x, y).items():
+    for name, value in _by_samples(model, params, buffers, x, y).items():
         torch.testing.assert_close(value, exact[name], rtol=1e-9, atol=1e-12)
 
 
@@ -168,7 +168,7 @@ def test_the_report_is_the_mean_over_samples_at_the_trained_model(federation, mo
         index = federation.clients[client].train
         network = task.modules["eval"]
         buffers = {n: v[i] for n, v in replies.buffers.items()}
-        sums = _by_vmap(network, task.layout.split(trained[i]), buffers, federation.x[index], federation.y[index])
+        sums = _by_samples(network, task.layout.split(trained[i]), buffers, federation.x[index], federation.y[index])
         expected = task.layout.join(sums) / len(index)
         torch.testing.assert_close(replies.reports["fisher"][i], expected, rtol=1e-3, atol=1e-6)
 

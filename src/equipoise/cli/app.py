@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import signal
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
+from equipoise import __version__
 from equipoise.cli import deploy, doctor, listings, stored, train, watch
-from equipoise.cli.screens import errors
+from equipoise.cli.options import Plugins, import_plugins, take_plugins
+from equipoise.cli.screens import errors, screen
 from equipoise.errors import EquipoiseError
 
 app = typer.Typer(
@@ -40,18 +41,34 @@ for command in (
 app.add_typer(deploy.app, name="deploy")
 
 
+def _offer_plugins(commands: typer.Typer) -> None:
+    """Let every command, also those of groups, take --plugin behind its name."""
+    for command in commands.registered_commands:
+        assert command.callback is not None
+        command.callback = take_plugins(command.callback)
+    for group in commands.registered_groups:
+        assert group.typer_instance is not None
+        _offer_plugins(group.typer_instance)
+
+
+_offer_plugins(app)
+
+
+def _say_version(wanted: bool) -> None:
+    if wanted:
+        screen.print(f"equipoise {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
 def everywhere(
-    plugin: Annotated[
-        list[Path] | None, typer.Option(help="a Python file with methods of your own, imported first; may be repeated")
-    ] = None,
+    plugin: Plugins = None,
+    version: Annotated[
+        bool, typer.Option("--version", help="say which version this is", callback=_say_version, is_eager=True)
+    ] = False,
 ) -> None:
     """Options that stand before the sub-command."""
-    if plugin:
-        import equipoise.methods  # noqa: F401 - registered first, so that a plugin cannot take their names
-        from equipoise.method.plugins import load_plugins
-
-        load_plugins(plugin)
+    import_plugins(plugin)
 
 
 def main() -> None:

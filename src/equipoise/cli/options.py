@@ -34,6 +34,9 @@ Dataset = Annotated[
 ]
 Out = Annotated[Path, typer.Option(help="where run folders go")]
 DataDir = Annotated[Path | None, typer.Option(help="folder with the data sets' files [default: $EQUIPOISE_DATA]")]
+Plugins = Annotated[
+    list[Path] | None, typer.Option(help="a Python file with methods of your own, imported first; may be repeated")
+]
 
 
 def spread_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -62,6 +65,31 @@ def spread_options(command: Callable[..., None]) -> Callable[..., None]:
     return spread
 
 
+def take_plugins(command: Callable[..., None]) -> Callable[..., None]:
+    """The same command with the option --plugin, whose files are imported before the command begins."""
+    shown = inspect.signature(command, eval_str=True)
+    plugin = inspect.Parameter("plugin", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Plugins)
+    flat = [*shown.parameters.values(), plugin]
+
+    @functools.wraps(command)
+    def taking(plugin: list[Path] | None, **given: Any) -> None:
+        import_plugins(plugin)
+        command(**given)
+
+    taking.__signature__ = inspect.Signature(flat)  # type: ignore[attr-defined]
+    taking.__annotations__ = {parameter.name: parameter.annotation for parameter in flat}
+    return taking
+
+
+def import_plugins(files: Iterable[Path] | None) -> None:
+    """Import a user's own files. PyTorch is imported only if there are some."""
+    if files:
+        import equipoise.methods  # noqa: F401 - registered first, so that a plugin cannot take their names
+        from equipoise.method.plugins import load_plugins
+
+        load_plugins(list(files))
+
+
 @dataclass(frozen=True)
 class DataOptions:
     """Options that say where the data are, and how a user's own data are read."""
@@ -86,6 +114,9 @@ class DataOptions:
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="leave out images that cannot be read", rich_help_panel=OWN)
     ] = False
+    drop_missing: Annotated[
+        bool, typer.Option("--drop-missing", help="leave out rows with a missing value", rich_help_panel=OWN)
+    ] = False
 
     def name_source(self, dataset: str) -> str:
         """The data set and these options as one text that `load_federation` reads."""
@@ -96,6 +127,7 @@ class DataOptions:
             "label": self.label, "client": self.client, "domain": self.domain, "image_size": self.image_size,
             "ignore": tuple(split_list(self.ignore or "")), "partition": self.partition,
             "schema": str(self.schema) if self.schema else None, "skip_bad": self.skip_bad,
+            "drop_missing": self.drop_missing,
         }  # fmt: skip
         return add_options(dataset, options)
 
@@ -136,7 +168,10 @@ class RunOptions:
         float | None, typer.Option(help="share of the clients in each round [default: the data set's]")
     ] = None
     model: Annotated[
-        str | None, typer.Option(help="model, for example 'mlp(hidden=(64,))' [default: the data set's]")
+        str | None,
+        typer.Option(
+            help="model, for example 'mlp(hidden=(64,))', or your own: mynet.py:Net [default: the data set's]"
+        ),
     ] = None
     device: Annotated[str, typer.Option(help="cpu, cuda or mps")] = "cpu"
     eval_every: Annotated[int, typer.Option(help="evaluate after every n rounds, and after the last one")] = 1
@@ -169,8 +204,6 @@ class RunOptions:
 
     def build_job(self, dataset: str, data: Federation, changes: dict[str, Any]) -> Job:
         """A job with these options, of the default method and seed."""
-        from dataclasses import replace
-
         from equipoise.engine.runners import RunnerName
         from equipoise.study.jobs import Job
 
@@ -178,7 +211,7 @@ class RunOptions:
             dataset=dataset,
             rounds=self.rounds,
             participation=self.participation,
-            training=replace(data.protocol.training, **changes) if changes else None,
+            training=data.protocol.training.change(changes) if changes else None,
             model=self.model,
             runner=fit_to_type(self.runner, RunnerName, "--runner"),  # type: ignore[arg-type]
             device=self.device,

@@ -117,7 +117,7 @@ def run(
 
 def _refuse_beside_a_file(context: typer.Context) -> None:
     """Refuse options beside an experiment file, which says everything itself but where data and results are."""
-    free = {"dataset", "data_dir", "out", "live", "keep"}
+    free = {"dataset", "data_dir", "out", "live", "keep", "plugin"}
     sources = {name: context.get_parameter_source(name) for name in context.params if name not in free}
     given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if given:

@@ -125,7 +125,7 @@ def load_federation(text: str) -> Federation:
     call = parse_one(named[1].replace("-", "_") + (named[2] or "") if named else text, "data set")
     entry = DATASETS.find(call.name.replace("_", "-"))
     data = entry.function(**entry.check(dict(call.arguments)))
-    if entry.function is own:  # records are passed on: they must not tell where a user's files are
-        return data
-    arguments = ", ".join(f"{name}={value!r}" for name, value in call.arguments)
-    return replace(data, arguments=arguments, dataset=entry.name)
+    is_own = entry.function is own  # records are passed on: they must not tell where a user's files are
+    hidden = ("path", "schema") if is_own else ()
+    arguments = ", ".join(f"{name}={value!r}" for name, value in call.arguments if name not in hidden)
+    return replace(data, arguments=arguments, dataset="" if is_own else entry.name)

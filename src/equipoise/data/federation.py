@@ -16,6 +16,7 @@ from torch import Tensor
 
 from equipoise import seeds
 from equipoise.data import partitions
+from equipoise.data.remarks import remark_on_clients
 from equipoise.errors import EquipoiseError
 from equipoise.grammar import require
 from equipoise.training import Training
@@ -23,6 +24,7 @@ from equipoise.training import Training
 Split = Literal["train", "validation", "test"]
 Arrays = tuple["Tensor | ArrayLike", "Tensor | ArrayLike"]  # samples [n, ...] and labels [n]
 NOTHING = torch.zeros(0, dtype=torch.long)
+WHOLE = (torch.int64, torch.int32, torch.int16)  # types of samples that may be tokens; bytes are taken for pictures
 NO_CLIENTS = "A federation needs at least one client. Found none."
 
 
@@ -213,6 +215,9 @@ class Federation:
     ) -> Federation:
         """A federation of your own arrays: for each client samples `[n, ...]` and integer labels `[n]`.
 
+        Samples of whole numbers (not bytes) stay whole numbers, for models that take tokens; other models get them as
+        floating-point numbers.
+
         `validation` and `test` are held out in the same form. Without `test`, `test_share` of each client's samples is
         set aside for testing (none where it has a single one). `domains` gives each client's domain, `joins` the first
         round in which it can take part; `classes` is the number of classes, or their names.
@@ -244,7 +249,9 @@ class Federation:
             domain, joined = (domains or {}).get(client, ""), (joins or {}).get(client, 0)
             clients.append(Client(client, index, held_out, tested, domain, joined))
         x, y, class_names = pool.finish(classes)
-        return cls(name, x, y, tuple(clients), class_names, protocol or Protocol())
+        labels, tests = {c.name: y[c.train] for c in clients}, {c.name: len(c.test) for c in clients}
+        notes = remark_on_clients(labels, tests, class_names, where={})
+        return cls(name, x, y, tuple(clients), class_names, protocol or Protocol(), notes=tuple(notes))
 
 
 def divide_clients(
@@ -298,14 +305,15 @@ class _Pool:
         if x.is_complex() or x.dim() == 0 or y.dim() == 0:
             shape = f"{x.dtype} {tuple(x.shape)}"
             raise EquipoiseError(f"Give samples [n, ...] of real numbers and labels [n]. Found {shape} in {where}.")
-        x = x.to(torch.get_default_dtype()) if x.dim() > 1 else x.to(torch.get_default_dtype())[:, None]
+        x = x.to(torch.long if x.dtype in WHOLE else torch.get_default_dtype())
+        x = x if x.dim() > 1 else x[:, None]
         if y.dim() != 1 or len(y) != len(x):
             raise EquipoiseError(
                 f"Labels must be one per sample. Found {tuple(y.shape)} for {len(x)} samples in {where}."
             )
         if y.is_floating_point() and not bool((y == y.round()).all()):
             raise EquipoiseError(
-                f"Labels must be whole numbers 0, 1, 2, ... Found {y[y != y.round()][0].item()} in {where}."
+                f"Labels must be classes 0, 1, 2, ... (classification only). Found {y[y != y.round()][0].item()} in {where}."
             )
         if not bool(torch.isfinite(x).all()):
             row = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
-import pyarrow.csv
 import pyarrow.parquet as pq
 
+from equipoise.data.delimited import find_line, read_delimited
 from equipoise.errors import EquipoiseError
 
 IMAGES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".pgm", ".ppm"})
 TABLES = frozenset({".csv", ".tsv", ".parquet"})
-MISSING = ["", "?", "NA", "N/A", "NaN", "nan", "null", "None", "-"]  # what stands for "no value" in a text file
 
 
 @contextmanager
@@ -37,23 +36,32 @@ def read_table(path: Path) -> pa.Table:
     with _reading(path):
         if path.suffix.lower() == ".parquet":
             return pq.ParquetFile(path).read()  # reads one file alone, and no columns from the names of its folders
-        return pyarrow.csv.read_csv(
-            path,
-            parse_options=pyarrow.csv.ParseOptions(delimiter="\t" if path.suffix.lower() == ".tsv" else ","),
-            convert_options=pyarrow.csv.ConvertOptions(null_values=MISSING, strings_can_be_null=True),
-        )
+        return read_delimited(path)[0]
 
 
-def read_rows(path: Path) -> tuple[pa.Table, str | None]:
-    """A table without its image column, and the name of that column, if there is one.
+class Found(NamedTuple):
+    """A table without its images."""
 
-    Images are large: they are read later, and only if the cache does not hold them.
-    """
-    if path.suffix.lower() != ".parquet":
-        return read_table(path), None
-    with _reading(path), pq.ParquetFile(path) as file:
-        images = find_image_column(file.schema_arrow.empty_table())
-        return file.read([name for name in file.schema_arrow.names if name != images]), images
+    table: pa.Table
+    images: str | None = None  # the name of the column with images, if there is one
+    notes: Sequence[str] = ()  # on how the file was read
+
+
+def read_rows(path: Path) -> Found:
+    """A table without its image column. Images are large: they are read later, and only if the cache does not hold
+    them."""
+    with _reading(path):
+        if path.suffix.lower() != ".parquet":
+            table, notes = read_delimited(path)
+            return Found(table, notes=notes)
+        with pq.ParquetFile(path) as file:
+            images = find_image_column(file.schema_arrow.empty_table())
+            return Found(file.read([name for name in file.schema_arrow.names if name != images]), images)
+
+
+def name_row(path: Path, row: int) -> str:
+    """A row of a table, counted from 0, as a user finds it: by its line in a text file, otherwise by its number from 1."""
+    return f"row {row + 1}" if path.suffix.lower() == ".parquet" else f"line {find_line(path, row)}"
 
 
 def find_shards(folder: Path, split: str) -> list[Path]:
@@ -100,7 +108,7 @@ def list_images(table: pa.Table, column: str, path: Path) -> list[bytes | Path]:
     for number, value in enumerate(table[column].to_pylist()):
         parts: dict[str, Any] = {"bytes": value} if isinstance(value, bytes) else value or {}
         if parts.get("bytes") is None and not parts.get("path"):
-            raise EquipoiseError(f"Row {number} of `{path}` has no image in column `{column}`.")
+            raise EquipoiseError(f"There is no image in column `{column}` in {name_row(path, number)} of `{path}`.")
         found.append(path.parent / parts["path"] if parts.get("bytes") is None else parts["bytes"])
     return found
 

@@ -18,18 +18,24 @@ from equipoise.data.cache import UNREAD, Pictures, PictureSet, open_pool
 from equipoise.data.federation import Client, Federation, Preparation, Protocol, Split, number_parts
 from equipoise.data.files import list_class_names
 from equipoise.data.images import Images
+from equipoise.data.missing import SPELT, mark_missing, note_missing
+from equipoise.data.missing import drop_missing as leave_out
 from equipoise.data.partitions import by_id, split_three_ways
 from equipoise.data.partitions import deal as dealt
 from equipoise.data.pieces import Piece, find_pieces, find_site_pieces
+from equipoise.data.remarks import remark_on_clients
 from equipoise.data.site_schemas import SiteSchema, describe_rows
 from equipoise.data.tables import (
     LIMIT,
+    WHOLE,
     Rows,
     Schema,
     as_text,
     encode,
+    find_fraction,
     infer_schema,
     list_misfits,
+    note_odd_texts,
     note_unknown_levels,
     order_classes,
 )
@@ -39,6 +45,10 @@ from equipoise.training import Training
 
 SHARES = (0.6, 0.2, 0.2)  # training, validation and test, where the data have no test part of their own
 MOST_CLASSES = 1_000  # a label column with more different values hardly holds classes
+MOST_NUMBERS, ROWS_PER_NUMBER = 20, 4  # more numbers as labels, each in fewer rows on average, are hardly classes
+CLASSES_ONLY = (
+    "Equipoise learns classes, not quantities (classification only): group such values first, into low and high, say."
+)
 IMAGE_PROTOCOL = Protocol(30, 1.0, Training(batch=32, lr=0.02, momentum=0.9), "resnet10(width=16)", "own images")
 TABLE_PROTOCOL = Protocol(50, 1.0, Training(batch=16, lr=0.05), "mlp(hidden=(32,))", "own table")
 
@@ -67,6 +77,7 @@ def own(
     partition: str | None = None,
     schema: str | None = None,
     skip_bad: bool = False,
+    drop_missing: bool = False,
     seed: int = 0,
     site: str | None = None,
 ) -> Federation:
@@ -75,19 +86,26 @@ def own(
     `label`, `client` and `domain` name columns; by default the columns of these names are used. `ignore` lists columns
     to leave out. `partition` deals out rows that belong to no client, for example `dirichlet(clients=10, alpha=0.5)`.
     Images become squares of `image_size` pixels. `schema` is a file that an earlier run wrote. `skip_bad` leaves out
-    images that cannot be read, and says which. With `site` the path holds the data of a single client, which gets this
-    name.
+    images that cannot be read, and says which; `drop_missing` leaves out rows of tables with a missing value, and says
+    how many of which client. With `site` the path holds the data of a single client, which gets this name.
     """
     require(image_size is None or image_size >= 1, "image_size", "at least 1", image_size)
     notes: list[str] = []
     pieces = find_pieces(path, notes) if site is None else find_site_pieces(path, site, notes)
     fixed = Schema.read(Path(schema)) if schema else None
     target = label or (fixed.label if fixed else "label")
+    owner = None if partition or site else client or "client"
+    used = _list_used(pieces, target, owner, domain or "domain", ignore, fixed)
+    if drop_missing:
+        pieces, dropped = leave_out(pieces, used, owner)
+        notes += dropped
+    elif not any(piece.images for piece in pieces):
+        notes += note_missing(pieces, [name for name in used if name not in (target, owner)], counted=site is None)
     mistakes = Mistakes()  # all that does not fit a given schema is said at once
     with mistakes.noted():
         y, classes = _labels(pieces, target, fixed)
     if fixed:
-        whole = (Rows(piece.client or "", piece.where, piece.table) for piece in pieces)
+        whole = (Rows(piece.client or "", piece.where, piece.table, piece.name_row) for piece in pieces)
         mistakes.found += [misfit for rows in whole for misfit in list_misfits(rows, fixed)]
     mistakes.refuse()
     holdings = _dealt(pieces, partition, y) if partition else _held(pieces, client or "client", path)
@@ -114,7 +132,10 @@ def own(
         agreed, x, unknown = _features(holdings, clients, len(y), target, classes, apart, fixed)
         notes += unknown
         preparation, protocol = Preparation(), TABLE_PROTOCOL
-    notes += _remarks(clients, y, classes, holdings)
+        notes += note_odd_texts(agreed)
+    where = {holding.client: holding.piece.where for holding in holdings} if len(pieces) > 1 else {}
+    labels, tests = {c.name: y[c.train] for c in clients}, {c.name: len(c.test) for c in clients}
+    notes += remark_on_clients(labels, tests, classes, where)
     return Federation(
         Path(path).stem, x, y, clients, classes, protocol, preparation, tuple(notes), digest, agreed.as_json()
     )
@@ -136,6 +157,21 @@ def describe_own(
     return found, [*notes, *more]
 
 
+def _list_used(
+    pieces: Sequence[Piece], label: str, owner: str | None, domain: str, ignore: Sequence[str], fixed: Schema | None
+) -> list[str]:
+    """The columns that something is read from. One that is to be ignored and is not there is an error."""
+    present = list(dict.fromkeys(name for piece in pieces for name in piece.table.column_names))
+    for name in ignore:
+        if name not in present:
+            raise EquipoiseError(
+                f"There is no column `{name}` to ignore.{did_you_mean(name, present)} There are: {join_words(present, 12)}."
+            )
+    known = present if fixed is None else [label, owner, domain, *fixed.columns]
+    left = {*ignore, *(() if owner else ("client",))} - {label}
+    return [name for name in present if name in known and name not in left]
+
+
 def _parts(pieces: Sequence[Piece]) -> list[PictureSet]:
     """The images of every piece, as the cache takes them."""
 
@@ -145,7 +181,7 @@ def _parts(pieces: Sequence[Piece]) -> list[PictureSet]:
 
         def name(i: int) -> str:
             image = images[i]
-            place = f"`{image}`" if isinstance(image, Path) else f"in row {i} of {piece.where}"
+            place = f"`{image}`" if isinstance(image, Path) else f"in {piece.name_row(i)} of {piece.where}"
             owner = piece.client if piece.client is not None else piece.table.slice(i, 1).to_pylist()[0].get("client")
             return place if owner is None else f"{place} (client `{owner}`)"
 
@@ -168,13 +204,12 @@ def _label_texts(pieces: Sequence[Piece], label: str) -> tuple[list[str], tuple[
                 f"{place} has no label column `{label}`.{did_you_mean(label, columns)} Name it with --label. There "
                 f"are: {join_words(columns, 12)}."
             )
+        _refuse_gaps(piece, label, "label")
         values = piece.table[label].to_pylist()
-        if None in values:
-            raise EquipoiseError(f"Row {values.index(None)} of {place} has no label. Fill it, or remove the row.")
-        fraction = next((v for v in values if isinstance(v, float) and not v.is_integer()), None)
+        fraction = find_fraction(values)
         if fraction is not None:
             raise EquipoiseError(
-                f"Labels must be classes. Found {fraction} in column `{label}` of {place}: group such values first."
+                f"Labels must be classes. Found {fraction} in column `{label}` of {place}. {CLASSES_ONLY}"
             )
         names = list_class_names(piece.table, label)
         declared = declared or names
@@ -196,10 +231,28 @@ def _labels(pieces: Sequence[Piece], label: str, fixed: Schema | None) -> tuple[
         raise EquipoiseError(f"Every row has the label {texts[0]!r}: there is nothing to learn.")
     if len(classes) > MOST_CLASSES:
         raise EquipoiseError(
-            f"Column `{label}` has {len(classes)} different values: too many for classes. Name another one."
+            f"Column `{label}` has {len(classes)} different values: too many for classes. Name another one. {CLASSES_ONLY}"
+        )
+    whole = fixed is None and declared is None and all(WHOLE.fullmatch(text) for text in classes)
+    if whole and len(classes) > max(MOST_NUMBERS, len(texts) / ROWS_PER_NUMBER):
+        raise EquipoiseError(
+            f"Column `{label}` has {len(classes)} different numbers in {len(texts)} rows, which look like measurements, not "
+            f"classes. {CLASSES_ONLY} If they are classes, give them names that are no numbers."
         )
     number = {name: i for i, name in enumerate(classes)}
     return torch.tensor([number[text] for text in texts]), classes
+
+
+def _refuse_gaps(piece: Piece, column: str, what: str) -> None:
+    """Refuse a table with rows that lack a value in this column, which says `what` they are."""
+    gaps = np.flatnonzero(mark_missing(piece.table[column]))
+    if len(gaps):
+        others = f", and in {len(gaps) - 1} more rows" if len(gaps) > 1 else ""
+        place = f"{piece.name_row(int(gaps[0]))} of {piece.where}"
+        raise EquipoiseError(
+            f"There is no {what} in column `{column}` in {place}{others} ({SPELT} count as missing). "
+            "Fill it in, or leave such rows out with --drop-missing."
+        )
 
 
 def _offsets(pieces: Sequence[Piece]) -> list[int]:
@@ -220,9 +273,8 @@ def _held(pieces: Sequence[Piece], column: str, path: str) -> list[Holding]:
                 f"{piece.where} has no client column `{column}`.{did_you_mean(column, columns)} Name it with --client (there "
                 f'are: {join_words(columns, 12)}), or deal its rows out with --partition "dirichlet(clients=10, alpha=0.5)".'
             )
+        _refuse_gaps(piece, column, "client")
         names = piece.table[column].to_pylist()
-        if None in names:
-            raise EquipoiseError(f"Row {names.index(None)} of {piece.where} has no client in column `{column}`.")
         for name, rows in by_id([as_text(value) for value in names]).items():
             found.append(Holding(name, piece, rows, start + rows))
     return sorted(found, key=lambda holding: order_by_number(holding.client))
@@ -256,6 +308,7 @@ def _domains(holdings: Sequence[Holding], column: str | None) -> dict[str, str]:
                     f"{did_you_mean(column, holding.piece.table.column_names)}"
                 )
             continue
+        _refuse_gaps(holding.piece, column or "domain", "domain")
         for value in dict.fromkeys(as_text(v) for v in holding.values(column or "domain")):
             if found.setdefault(holding.client, value) != value:
                 raise EquipoiseError(
@@ -323,21 +376,13 @@ def _rows(client: str, holdings: Sequence[Holding]) -> tuple[Rows, Tensor]:
                     f"one kind, or leave it out with --ignore {name}."
                 ) from None
         raise
-    return Rows(client, where, table), torch.cat([h.positions for h in holdings])
 
+    def name_row(row: int) -> str:
+        for holding in holdings:
+            if row < len(holding.rows):
+                place = holding.piece.name_row(int(holding.rows[row]))
+                return place if len(holdings) == 1 else f"{place} of {holding.piece.where}"
+            row -= len(holding.rows)
+        raise IndexError(row)
 
-def _remarks(clients: Sequence[Client], y: Tensor, classes: Sequence[str], holdings: Sequence[Holding]) -> list[str]:
-    """Notes that name clients with a single class, and clients without test data."""
-    where = {holding.client: holding.piece.where for holding in holdings}
-    single = [
-        f"`{c.name}` ({where[c.name]}: {classes[int(y[c.train[0]])]})"
-        for c in clients
-        if len(c.train) and len(y[c.train].unique()) == 1
-    ]
-    untested = [f"`{c.name}` ({where[c.name]})" for c in clients if len(c.test) == 0]
-    notes = []
-    if single:
-        notes.append(f"Clients with a single class to learn from: {join_words(single)}.")
-    if untested:
-        notes.append(f"Clients with too few rows to test on, which get no score: {join_words(untested)}.")
-    return notes
+    return Rows(client, where, table, name_row), torch.cat([h.positions for h in holdings])

@@ -11,7 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from equipoise.data.federation import Split
-from equipoise.data.files import IMAGES, TABLES, find_images, list_images, read_rows, read_table
+from equipoise.data.files import IMAGES, TABLES, find_images, list_images, name_row, read_rows, read_table
 from equipoise.data.sources import downloads, find_hub_tables, store
 from equipoise.errors import EquipoiseError
 from equipoise.grammar import join_words
@@ -33,6 +33,12 @@ class Piece:
     split: Split | None  # None: the rows are yet to be divided
     table: pa.Table  # the rows, without the images themselves
     images: Callable[[], Sequence[bytes | Path]] | None = None  # reads the images; None: the rows are features
+    kept: Sequence[int] | None = None  # the numbers of these rows in the file; None: it has no others
+    notes: Sequence[str] = ()  # on how the file was read
+
+    def name_row(self, row: int) -> str:
+        """One of these rows, as a user finds it in the file."""
+        return name_row(self.files[0], row if self.kept is None else self.kept[row])
 
 
 def find_pieces(path: str, notes: list[str]) -> list[Piece]:
@@ -55,6 +61,7 @@ def find_pieces(path: str, notes: list[str]) -> list[Piece]:
         pieces = _tables(tables, None) if tables else [p for folder in folders for p in _client_folder(folder, ignored)]
     if ignored:
         notes.append(f"Ignored, because they are neither images nor tables, or empty: {join_words(ignored)}.")
+    notes += [note for piece in pieces for note in piece.notes]
     if not pieces:
         raise EquipoiseError(
             f"There is no data in `{root}`. Put one folder per client into it, with image folders by class, or a CSV or "
@@ -74,6 +81,7 @@ def find_site_pieces(path: str, site: str, notes: list[str]) -> list[Piece]:
         notes.append(
             f"Ignored at `{site}`, because they are neither images nor tables, or empty: {join_words(ignored)}."
         )
+    notes += [note for piece in pieces for note in piece.notes]
     return pieces
 
 
@@ -126,7 +134,12 @@ def _tables(paths: Sequence[Path], client: str | None) -> list[Piece]:
 
 
 def _table(path: Path, client: str | None, split: Split | None) -> Piece:
-    table, images = read_rows(path)
+    table, images, notes = read_rows(path)
+    names = table.column_names
+    twin = next((name for name in names if names.count(name) > 1), None)
+    if twin is not None:
+        places = " and ".join(str(i + 1) for i, name in enumerate(names) if name == twin)
+        raise EquipoiseError(f"`{path}` has several columns `{twin}` (columns {places}). Rename or remove all but one.")
     if len(table) == 0:
         raise EquipoiseError(f"`{path}` has no rows. Leave it out, or fill it.")
 
@@ -134,7 +147,7 @@ def _table(path: Path, client: str | None, split: Split | None) -> Piece:
         assert images is not None
         return list_images(read_table(path), images, path)
 
-    return Piece(f"`{path}`", (path,), client, split, table, load if images else None)
+    return Piece(f"`{path}`", (path,), client, split, table, load if images else None, notes=notes)
 
 
 def _image_folders(

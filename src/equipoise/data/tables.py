@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -25,7 +25,9 @@ from equipoise.grammar import Mistakes, did_you_mean, join_words
 
 MOST_LEVELS = 200  # a text column with more different values is hardly a category
 Kind = Literal["number", "text", "empty"]  # what a column holds
+WHOLE = re.compile(r"-?\d+")  # a whole number as text
 LIMIT = 5  # what fewer rows than these have in common is not told outside of their site
+FEW_LEVELS = 5  # a text column with no more different values may have numbers as the names of categories
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Rows:
     client: str  # its name; empty for those of all
     where: str  # where the rows come from, for messages
     table: pa.Table
+    name_row: Callable[[int], str] = lambda row: f"row {row + 1}"  # a row, counted from 0, as a user finds it
 
     def __str__(self) -> str:
         return f"client `{self.client}` ({self.where})" if self.client else self.where
@@ -114,14 +117,18 @@ def _levels(clients: Sequence[Rows], name: str) -> tuple[str, ...] | None:
     kinds = [(find_kind(rows, name), rows) for rows in clients]
     numbers, texts = ([rows for found, rows in kinds if found == kind] for kind in ("number", "text"))
     if numbers and texts:
-        example = next(v for v in texts[0].column(name).to_pylist() if v is not None and _parsed(v) is None)
         raise EquipoiseError(
-            f"Column `{name}` is text at {texts[0]}, for example {example!r}, and numbers at {numbers[0]}. Make it one of the "
-            f"two everywhere, leave it out with --ignore {name}, or say which it is with --schema."
+            f"Column `{name}` is text at {texts[0]}, for example {_show_text(texts[0], name)}, and numbers at {numbers[0]}. "
+            f"Make it one of the two everywhere, leave it out with --ignore {name}, or say which it is with --schema."
         )
     if not texts:
         return None
     found = {as_text(v) for rows in texts for v in rows.column(name).to_pylist() if v is not None}
+    if len(found) > MOST_LEVELS and _mostly_numbers(found):
+        raise EquipoiseError(
+            f"Column `{name}` holds numbers, but not only, for example {_show_text(texts[0], name)}. Write such values as "
+            f"`?`, or leave the column out with --ignore {name}."
+        )
     refuse_many_levels(len(found), name, f"{texts[0]}, for example")
     return tuple(sorted(found))
 
@@ -133,6 +140,36 @@ def refuse_many_levels(count: int, name: str, where: str) -> None:
             f"Text column `{name}` has {count} different values ({where}): too many for categories. Leave "
             f"it out with --ignore {name}, or group its values."
         )
+
+
+def _show_text(rows: Rows, name: str) -> str:
+    """The first value of a column that is no number, and where it stands."""
+    values = rows.column(name).to_pylist()
+    row = next(i for i, value in enumerate(values) if value is not None and _parsed(value) is None)
+    return f"{values[row]!r} in {rows.name_row(row)}"
+
+
+def _mostly_numbers(texts: Collection[str]) -> bool:
+    return sum(_parsed(text) is not None for text in texts) > len(texts) / 2
+
+
+def note_odd_texts(schema: Schema) -> list[str]:
+    """Notes on columns of numbers that are taken for text, because some values are no numbers."""
+    return [
+        f"Column `{name}` is taken for text, with a feature per value, because of "
+        f"{join_words([repr(level) for level in levels if _parsed(level) is None])}. Write such values as `?`, and it "
+        "holds numbers."
+        for name, levels in schema.columns.items()
+        if levels is not None and len(levels) > FEW_LEVELS and _mostly_numbers(levels)
+    ]
+
+
+def find_fraction(labels: Sequence[object]) -> object | None:
+    """The first of these labels that is not a whole number, if all are numbers."""
+    numbers = [_parsed(label) for label in labels]
+    if None in numbers:
+        return None
+    return next((label for label, n in zip(labels, numbers, strict=True) if n is not None and n % 1 != 0), None)
 
 
 def find_kind(rows: Rows, name: str) -> Kind:
@@ -173,7 +210,7 @@ def _parsed(value: object) -> float | None:
 def order_classes(names: Iterable[str]) -> tuple[str, ...]:
     """Names of classes in order: by size if all are whole numbers, otherwise alphabetically."""
     found = set(names)
-    whole = all(re.fullmatch(r"-?\d+", name) for name in found)
+    whole = all(WHOLE.fullmatch(name) for name in found)
     return tuple(sorted(found, key=int) if whole else sorted(found))
 
 

@@ -23,8 +23,9 @@ from equipoise.method import Method
 from equipoise.method.plugins import hash_own_code
 from equipoise.method.registry import adapt_to_data, describe
 from equipoise.methods import parse
+from equipoise.models.own import hash_model_file, hide_folder
 from equipoise.task import BufferPolicy, ModelSource
-from equipoise.training import Training
+from equipoise.training import Training, has_momentum
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +100,7 @@ class Settings:
             threads=threads,
             checks=checks,
             guard=guard,
-            notes=_note_overruled(chosen, training),
+            notes=(*_note_overruled(chosen, training), *_note_dropped(protocol.training, training)),
             limits=limits,
             train_scores=train_scores,
             until_flat=until_flat,
@@ -122,7 +123,7 @@ class Settings:
     def model_name(self) -> str:
         """The name of the model in records: its text, or the name of its class or function."""
         if isinstance(self.model, str):
-            return self.model
+            return hide_folder(self.model)
         return (
             type(self.model).__name__
             if isinstance(self.model, nn.Module)
@@ -173,11 +174,15 @@ class Settings:
             "seed": self.seed,
             "checks": asdict(self.checks),
             "guard": None if self.guard is None else asdict(self.guard),
-            **({"code": code} if (code := hash_own_code(self.method)) else {}),
+            **({"code": code} if (code := self._hash_code()) else {}),
             **({} if self.train_scores else {"train_scores": False}),
             **({"until_flat": True} if self.until_flat else {}),
         }
         return json.loads(json.dumps(found, default=str))
+
+    def _hash_code(self) -> dict[str, str]:
+        """The user's own files that the method and the model come from, and a hash of each."""
+        return hash_own_code(self.method) | (hash_model_file(self.model) if isinstance(self.model, str) else {})
 
     @cached_property
     def digest(self) -> str:
@@ -223,3 +228,11 @@ def _note_overruled(method: Method, training: Training | None) -> tuple[str, ...
         return ()
     changed = [f"{name}={value!r}" for name, value in method.training if getattr(training, name) != value]
     return (f"{method}: trains with {', '.join(changed)}, whatever the run says.",) if changed else ()
+
+
+def _note_dropped(usual: Training, training: Training | None) -> tuple[str, ...]:
+    """A note on the data set's momentum, if the optimizer that the user chose has none."""
+    if training is None or not usual.momentum or has_momentum(training.optimizer):
+        return ()
+    rate = f" Its learning rate of {usual.lr:g} is kept." if training.lr == usual.lr else ""
+    return (f"{training.optimizer} has no momentum: the data set's momentum of {usual.momentum:g} is dropped.{rate}",)

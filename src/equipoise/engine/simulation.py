@@ -83,8 +83,9 @@ def prepare_simulation(settings: Settings) -> Run:
     """The run before its first round, with its runner chosen."""
     begun = begin_run(settings)
     cores = settings.threads or count_cores()
-    name = choose_runner(settings.runner, settings.method, begun.task, settings.cohort, settings.rounds, cores)
-    return replace(begun, runner=name)
+    choice = choose_runner(settings.runner, settings.method, begun.task, settings.cohort, settings.rounds, cores)
+    notes = (*begun.task.notes, choice.note) if choice.note else begun.task.notes
+    return replace(begun, runner=choice.runner, task=replace(begun.task, notes=notes))
 
 
 def simulate(

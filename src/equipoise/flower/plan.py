@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_type_hints
 
 from equipoise.data.catalogue import is_path
@@ -104,7 +104,7 @@ class Plan:
 
     def trained_as(self, protocol: Training) -> Training:
         """The protocol's local training, with the changes of this plan."""
-        return replace(protocol, **self.training)  # type: ignore[arg-type]
+        return protocol.change(self.training)
 
     def refuse_averaged_models(self, task: Task) -> None:
         """Refuse a method whose scored model needs tensors of several sites: each site scores by itself."""

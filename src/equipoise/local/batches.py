@@ -109,7 +109,8 @@ def gather_samples(
     flat = torch.from_numpy((index.clip(min=0) if padded else index).flatten()).to(task.device)
     x, y = data.x.index_select(0, flat), data.y.index_select(0, flat)  # in half the time of `data.x[flat]`
     x = data.preparation.evaluation(x) if draws is None else data.preparation.training(x, draws.flatten(0, 1))
-    keep = torch.from_numpy(index >= 0).to(task.device, x.dtype) if padded else None
+    kind = x.dtype if x.is_floating_point() else torch.get_default_dtype()  # samples may be integer tokens
+    keep = torch.from_numpy(index >= 0).to(task.device, kind) if padded else None
     return Group(rows, index, x.view(*index.shape, *x.shape[1:]), y.view(index.shape), keep, frozen)
 
 

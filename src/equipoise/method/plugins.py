@@ -5,15 +5,13 @@ Files are imported only by a call of `load_plugins`, and then also in the worker
 
 from __future__ import annotations
 
-import hashlib
-import importlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from equipoise.errors import EquipoiseError
 from equipoise.method.registry import METHODS
 from equipoise.method.value import Method
+from equipoise.own_code import hash_files, import_file
 
 _LOADED: dict[Path, None] = {}  # the imported files, in the order of import
 
@@ -23,7 +21,7 @@ def load_plugins(files: Sequence[Path | str] | Path | str) -> None:
     several = [files] if isinstance(files, (Path, str)) else files
     for file in (Path(one).expanduser().resolve() for one in several):
         if file not in _LOADED:
-            _import(file)
+            import_file(file, "plugin")
             _LOADED[file] = None
 
 
@@ -36,25 +34,10 @@ def hash_own_code(method: Method) -> dict[str, str]:
     """The files outside of Equipoise that define functions or parts of a method: file name -> hash of the content."""
     used = [*map(type, method.parts), *(METHODS[call.name].function for call in method.calls)]
     modules = {one.__module__: sys.modules.get(one.__module__) for one in used}
-    files = {
-        Path(file)
-        for name, module in modules.items()
-        if not name.startswith("equipoise.") and (file := getattr(module, "__file__", None))
-    }
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest()[:16] for file in sorted(files) if file.exists()}
-
-
-def _import(file: Path) -> None:
-    if not file.is_file() or file.suffix != ".py" or not file.stem.isidentifier():
-        raise EquipoiseError(f"A plugin is a Python file whose name is a word, such as my_method.py. Found `{file}`.")
-    sys.path.insert(0, str(file.parent))
-    try:
-        module = importlib.import_module(file.stem)
-    except Exception as error:
-        raise EquipoiseError(f"Cannot import the plugin `{file}`: {type(error).__name__}: {error}") from error
-    finally:
-        sys.path.remove(str(file.parent))
-        # Worker processes find the module by name. At the end of the path, the folder hides no other module.
-        sys.path.append(str(file.parent))
-    if Path(getattr(module, "__file__", None) or "").resolve() != file:
-        raise EquipoiseError(f"The plugin `{file}` has the name of another module, `{file.stem}`: rename the file.")
+    return hash_files(
+        {
+            Path(file)
+            for name, module in modules.items()
+            if not name.startswith("equipoise.") and (file := getattr(module, "__file__", None))
+        }
+    )

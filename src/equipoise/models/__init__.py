@@ -1,8 +1,8 @@
 """Models. Each returns `Outputs`; those with feature maps derive from `Staged`."""
 
 from equipoise.models.adapt import adapt
-from equipoise.models.catalogue import MODELS, build_model
+from equipoise.models.catalogue import MODELS, build_model, find_builder
 from equipoise.models.noise import Dropout, Noise
 from equipoise.models.staged import Staged
 
-__all__ = ["MODELS", "Dropout", "Noise", "Staged", "adapt", "build_model"]
+__all__ = ["MODELS", "Dropout", "Noise", "Staged", "adapt", "build_model", "find_builder"]

@@ -1,4 +1,4 @@
-"""The models of the library by name."""
+"""The models of the library by name, and what a text that names a model means."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import nn
 from equipoise import seeds
 from equipoise.errors import EquipoiseError
 from equipoise.grammar import Entry, Registry, parse_one
+from equipoise.models.own import check_arguments, find_file, find_own_builder
 from equipoise.models.resnet import resnet10, resnet12
 from equipoise.models.small import cnn, linear, mlp, small_cnn
 
@@ -23,20 +24,33 @@ for builder in (linear, mlp, cnn, resnet10, resnet12, small_cnn):
     _register(builder)
 
 
+def find_builder(text: str) -> Callable[[tuple[int, ...], int], nn.Module]:
+    """The function that builds the model which a text names, from the shape of a sample and the number of classes.
+
+    The text is a model of the library, such as `mlp(hidden=(64,))`, or one of your own, such as `mynet.py:Net(width=3)`.
+    """
+    if find_file(text) is not None:
+        return find_own_builder(text)
+    call = parse_one(text, "model")
+    entry = MODELS.find(call.name)
+    arguments = check_arguments(entry, call)
+
+    def build(input_shape: tuple[int, ...], classes: int) -> nn.Module:
+        try:
+            return entry.function(input_shape, classes, **arguments)
+        except (RuntimeError, ZeroDivisionError, TypeError) as error:
+            raise EquipoiseError(
+                f"Model `{text}` cannot be built for samples of shape {input_shape}: {error}"
+            ) from None
+
+    return build
+
+
 def build_model(text: str, input_shape: tuple[int, ...], classes: int, seed: int = 0) -> nn.Module:
     """A freshly initialised model from text such as `mlp(hidden=(64,))`, for samples of shape `input_shape`.
 
     >>> sum(p.numel() for p in build_model("linear", (784,), 10).parameters())
     7850
     """
-    call = parse_one(text, "model")
-    entry = MODELS.find(call.name)
-    given = dict(call.arguments)
-    reserved = {"input_shape", "classes"} & set(given)
-    if reserved:
-        raise EquipoiseError(f"`{reserved.pop()}` of a model follows from the data. Leave it out of `{text}`.")
-    arguments = entry.check(given)
-    try:
-        return seeds.build_from_seed(lambda: entry.function(input_shape, classes, **arguments), seed, "model")
-    except (RuntimeError, ZeroDivisionError, TypeError) as error:
-        raise EquipoiseError(f"Model `{text}` cannot be built for samples of shape {input_shape}: {error}") from None
+    build = find_builder(text)
+    return seeds.build_from_seed(lambda: build(input_shape, classes), seed, "model")

@@ -2,7 +2,8 @@
 
 One forward and one backward pass give the input of every layer and the gradient of its output. A rule per type of layer
 computes from the two the sum over samples of the squared gradient of each sample. Models that these rules do not cover
-are differentiated sample by sample with `vmap(grad)`, which is slower.
+are differentiated sample by sample with `vmap(grad)`, which is slower, and those with layers that `vmap` does not know
+one sample after the other, which is slower still.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from torch.func import functional_call, grad, vmap
 
 from equipoise import seeds
 from equipoise.models.pixels import store_by_pixel
+from equipoise.models.vectorising import refuse_fallbacks
 from equipoise.roles import Report
 from equipoise.types import EquipoiseError, Samples, Tensors, Trained
 
@@ -44,7 +46,7 @@ def _linear(layer: nn.Linear, own: Tensors, inputs: Tensor, gradient: Tensor) ->
 
 
 def _convolution(layer: nn.Conv2d, own: Tensors, inputs: Tensor, gradient: Tensor) -> Tensors:
-    assert not isinstance(layer.padding, str)  # `_rule` leaves such layers to vmap
+    assert not isinstance(layer.padding, str)  # `_rule` leaves such layers to `_by_samples`
     gradient = gradient.flatten(2)
     weight = torch.zeros_like(own["weight"]).flatten(1)
     places = gradient.shape[2]
@@ -107,7 +109,7 @@ def squared_gradient_sums(model: nn.Module, params: Tensors, buffers: Tensors, x
         holds, tells = rules_hold(model, params, buffers, x, y)
         if tells:
             _TRIED[model] = holds
-    return (_by_layers if holds else _by_vmap)(model, params, buffers, x, y)
+    return (_by_layers if holds else _by_samples)(model, params, buffers, x, y)
 
 
 def rules_hold(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> tuple[bool, bool]:
@@ -124,7 +126,7 @@ def rules_hold(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y
         quick = _by_layers(model, params, buffers, x[:2], y[:2])
     except (RuntimeError, IndexError, KeyError):
         return False, True
-    exact = _by_vmap(model, params, buffers, x[:2], y[:2])
+    exact = _by_samples(model, params, buffers, x[:2], y[:2])
     tells = len(x) > 1 and all(0 < float(value.sum()) < torch.inf for value in exact.values())
     same = all(torch.allclose(quick[n], exact[n], rtol=1e-3, atol=1e-5 * float(exact[n].max())) for n in params)
     return same, tells
@@ -160,12 +162,17 @@ def _by_layers(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y
     return sums
 
 
-def _by_vmap(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> Tensors:
+def _by_samples(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> Tensors:
     def loss(params: Tensors, x: Tensor, y: Tensor) -> Tensor:
         logits = functional_call(model, {**params, **buffers}, (x[None],)).logits
         return F.cross_entropy(logits, y[None])
 
-    gradients: Tensors = vmap(grad(loss), in_dims=(None, 0, 0), chunk_size=32)(params, x, y)
+    try:
+        with refuse_fallbacks():
+            gradients: Tensors = vmap(grad(loss), in_dims=(None, 0, 0), chunk_size=32)(params, x, y)
+    except (RuntimeError, UserWarning):  # a layer that `vmap` cannot compute, such as nn.GRU
+        ones = [_squared_mean_gradient(model, params, buffers, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
+        return {name: torch.stack([one[name] for one in ones]).sum(0) for name in params}
     return {name: value.square().sum(0) for name, value in gradients.items()}
 
 
@@ -190,14 +197,14 @@ class Fisher(Report, gives=("fisher",)):
                 if self.fim == "sample":
                     total += trained.layout.join(squared_gradient_sums(*model, x, y))
                 else:  # a batch counts by its size: the last one may be smaller
-                    total += len(y) * trained.layout.join(_squared_mean_gradient(trained, x, y))
+                    total += len(y) * trained.layout.join(_squared_mean_gradient(*model, x, y))
         return {"fisher": total / len(index)}
 
 
-def _squared_mean_gradient(trained: Trained, x: Tensor, y: Tensor) -> Tensors:
-    tracked = {name: value.detach().requires_grad_() for name, value in trained.params.items()}
+def _squared_mean_gradient(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> Tensors:
+    tracked = {name: value.detach().requires_grad_() for name, value in params.items()}
     with torch.enable_grad():
-        logits = functional_call(trained.model, {**tracked, **trained.buffers}, (x,)).logits
+        logits = functional_call(model, {**tracked, **buffers}, (x,)).logits
         gradients = torch.autograd.grad(F.cross_entropy(logits, y), list(tracked.values()), allow_unused=True)
     zeros = (torch.zeros_like(value) for value in tracked.values())
     return {

@@ -167,4 +167,4 @@ def _apply(run: Run, x: Tensor) -> Outputs:
     tensors = collect_tensors(run.task, run.server, run.states, range(len(run.task.federation)))
     params = {name: tensors[name].detach().clone().requires_grad_() for name in run.task.initial_params}
     buffers = {name: tensors[name] for name in run.task.initial_buffers}
-    return run.task.apply(params, buffers, x.to(run.task.device))
+    return run.task.apply(params, buffers, x.to(run.task.device, run.task.federation.example().dtype))

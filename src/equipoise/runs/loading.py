@@ -16,6 +16,7 @@ from equipoise.data import Client, Federation, Preparation
 from equipoise.data.images import rebuild_preparation
 from equipoise.grammar import did_you_mean, join_words
 from equipoise.methods import parse
+from equipoise.models.own import find_file, hash_model_file
 from equipoise.runs.reading import read
 from equipoise.task import ModelSource, Task
 from equipoise.training import Training
@@ -44,9 +45,10 @@ class Loaded:
         params = {name: tensors[name] for name in self.task.initial_params}
         buffers = {name: tensors[name] for name in self.task.initial_buffers}
         found = []
+        kind = self.task.federation.example().dtype  # of what the model takes: whole numbers, if it takes tokens
         with torch.no_grad():
             for some in x.split(1024):
-                out = self.task.apply(params, buffers, self.preparation.evaluation(some))
+                out = self.task.apply(params, buffers, self.preparation.evaluation(some).to(kind))
                 found.append(out.extra.get(PERSONAL_LOGITS, out.logits) if client in self.own else out.logits)
         return torch.cat(found)[:, : len(self.classes)] if found else torch.zeros(0, len(self.classes))
 
@@ -61,7 +63,8 @@ class Loaded:
 
 
 def load(place: Path | str, model: ModelSource | None = None) -> Loaded:
-    """Load the model of a run folder. If the run trained a module of your own, pass that module again as `model`."""
+    """Load the model of a run folder. If the run trained a module of your own, pass that module again as `model`; one
+    that was named as text, `mynet.py:Net`, is found if the file is here."""
     run = read(Path(place))
     if not run.is_finished:
         raise EquipoiseError(f"`{place}` holds no finished run: its status is {run.manifest['status']}. Do it again.")
@@ -81,6 +84,8 @@ def load(place: Path | str, model: ModelSource | None = None) -> Loaded:
         tuple(data["classes"]),
         preparation=preparation,
     )
+    if model is None:
+        _refuse_changed_code(facts)
     buffers = facts["buffers"]
     task = Task.build(
         parse(facts["method"]),
@@ -107,6 +112,16 @@ def load(place: Path | str, model: ModelSource | None = None) -> Loaded:
             f"The model `{facts['model']}` does not fit what `{place}` holds: {join_words(wrong)} differ."
         )
     return Loaded(tuple(data["classes"]), preparation, facts, task, shared, own)
+
+
+def _refuse_changed_code(facts: Mapping[str, Any]) -> None:
+    """Refuse a model of a user's own whose file is not here, or not what it was in the run."""
+    file = find_file(facts["model"])
+    if file is not None and not file.exists():
+        raise EquipoiseError(f"The run trained `{facts['model']}`, and there is no `{file}` here: go to its folder.")
+    for name, digest in hash_model_file(facts["model"]).items():
+        if facts.get("code", {}).get(name) != digest:
+            raise EquipoiseError(f"`{name}` has changed since the run: bring back the file as it was then.")
 
 
 @dataclass(frozen=True)

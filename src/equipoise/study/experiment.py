@@ -16,9 +16,9 @@ from equipoise.data import DATASETS, Federation, load_federation
 from equipoise.data.catalogue import is_path
 from equipoise.engine.settings import check_option
 from equipoise.errors import EquipoiseError
-from equipoise.grammar import Call, Mistakes, did_you_mean, fit_to_type, parse_one, require
+from equipoise.grammar import Call, Mistakes, did_you_mean, fit_to_type, require
 from equipoise.methods import parse
-from equipoise.models import MODELS
+from equipoise.models import find_builder
 from equipoise.runs.kept import KINDS
 from equipoise.study.jobs import Job, list_jobs
 from equipoise.training import check_training_changes
@@ -70,7 +70,7 @@ def read_experiment(path: Path) -> Experiment:
         with file.noted("data", item=dataset):
             data = load_or_look_up(dataset, file.mistakes)
             if data is not None:
-                training = replace(data.protocol.training, **changes) if changes else None
+                training = data.protocol.training.change(changes) if changes else None
                 found += list_jobs(methods, data, seeds, replace(template, dataset=dataset, training=training))
                 loaded[dataset] = data
     file.mistakes.refuse()
@@ -158,8 +158,7 @@ def _settings(file: _File) -> dict[str, object]:
                 if name == "keep":
                     fit_to_type(found[name], tuple[Literal[tuple(KINDS)], ...], name)  # type: ignore[misc]
                 if name == "model":
-                    call = parse_one(str(found[name]), "model")
-                    MODELS.find(call.name).check(dict(call.arguments))
+                    find_builder(str(found[name]))
     return found
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from equipoise.data.delimited import MISSING
 from equipoise.data.federation import Client, Federation, Protocol
-from equipoise.data.files import MISSING
 from equipoise.data.partitions import split_three_ways
 from equipoise.data.sources import Source
 from equipoise.data.tables import Rows, Schema, encode

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
 from equipoise.engine.runners.in_process import Runner, count_fitting_at_once, run_in_process
 from equipoise.engine.runners.processes import Workers, is_shippable
 from equipoise.errors import EquipoiseError
+from equipoise.local.stacking import find_obstacle
 from equipoise.method import Method
 from equipoise.task import Task
 
@@ -27,12 +28,24 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def choose_runner(name: RunnerName, method: Method, task: Task, cohort: int, rounds: int, available: int) -> str:
-    """The name of the runner to use: the one asked for or, for `auto`, the fastest for this task."""
+class Choice(NamedTuple):
+    """Which runner is used."""
+
+    runner: str  # its name
+    note: str = ""  # what a reader should know about the choice; empty: nothing
+
+
+def choose_runner(name: RunnerName, method: Method, task: Task, cohort: int, rounds: int, available: int) -> Choice:
+    """The runner to use: the one asked for or, for `auto`, the fastest for this task."""
     if name not in get_args(RunnerName):
         raise EquipoiseError(f"Runner must be one of {', '.join(get_args(RunnerName))}. Found {name!r}.")
     if name == "vectorised" and not task.training.stacks:
         raise EquipoiseError(f"{task.training.optimizer} cannot be vectorised over clients: use runner='inline'.")
+    if name == "vectorised" and (layer := find_obstacle(task)):
+        raise EquipoiseError(
+            f"The model's `{layer}` cannot be vectorised over clients by torch. Found runner='vectorised': use 'inline' or "
+            "'processes', or leave it out."
+        )
     if name == "processes" and not is_shippable(method, task):
         raise EquipoiseError(
             "runner='processes' cannot see classes that are defined in the script itself: move the model and the method "
@@ -41,13 +54,18 @@ def choose_runner(name: RunnerName, method: Method, task: Task, cohort: int, rou
     if name == "processes" and task.device.type != "cpu":
         raise EquipoiseError(f"runner='processes' is for the CPU. Found device {task.device}: use runner='inline'.")
     if name != "auto":
-        return name
+        return Choice(name)
     parameters = sum(value.numel() for value in task.initial_params.values())
     work = 6.0 * parameters * cohort * _samples_per_client(task)
     several = cohort > 1 and available > 1 and task.device.type == "cpu" and is_shippable(method, task)
     if several and work > BUSY_ROUND and work * rounds > LONG_RUN:
-        return "processes"
-    return "vectorised" if parameters <= SMALL_MODEL and cohort > 1 and task.training.stacks else "inline"
+        return Choice("processes")
+    if parameters > SMALL_MODEL or cohort == 1 or not task.training.stacks:
+        return Choice("inline")
+    layer = find_obstacle(task)
+    if layer:
+        return Choice("inline", f"Clients are trained one by one: torch cannot vectorise the model's `{layer}`.")
+    return Choice("vectorised")
 
 
 def _samples_per_client(task: Task) -> float:
