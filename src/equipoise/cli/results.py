@@ -12,7 +12,7 @@ from rich.table import Table
 
 from equipoise.cli.screens import screen
 from equipoise.engine.result import Run
-from equipoise.metrics import figures
+from equipoise.metrics import PLUS_MINUS, figures
 from equipoise.study.comparison import Comparison
 
 
@@ -35,7 +35,8 @@ def draw_run(result: Run) -> Table:
             curve = [f"{area[client.name]:.3f}" if client.name in area else "-"] if area else []
             table.add_row(escape(domain), escape(client.name), str(len(client.train)), *shown, *curve)
     table.add_section()
-    for what, values in (("clients", accuracy), ("domains", result.by_domain())):
+    shared = any(client.domain for client in result.federation.clients)
+    for what, values in (("clients", accuracy), *([("domains", result.by_domain())] if shared else [])):
         f = figures([100 * v for v in values.values()])
         table.add_row(
             f"[bold]over {what}[/]", "", "", f"[bold]AVG {f.avg:.1f}  STD {f.std:.1f} (ddof 0)  MIN {f.min:.1f}[/]", "",
@@ -49,24 +50,26 @@ def draw_run(result: Run) -> Table:
     return table
 
 
-def draw_comparison(table: Comparison, name: str) -> RenderableType:
-    """A comparison as the widest table that fits the terminal.
+def draw_comparison(table: Comparison, name: str, over: str = "domains") -> RenderableType:
+    """A comparison as the widest table that fits the terminal. Its figures are over domains, or over clients.
 
     If it is too wide with all domains and spreads, it is shown without the domains' spreads, then without the domains.
     """
     plain = tuple(column for column in table.columns if column in ("AVG", "STD", "MIN"))
     for columns, spreads in ((table.columns, table.columns), (table.columns, plain), (plain, plain)):
-        shown = _draw_columns(table, name, columns, spreads)
+        shown = _draw_columns(table, name, over, columns, spreads)
         if Measurement.get(screen, screen.options.update(width=10_000), shown).maximum <= screen.width:
             return shown
     return shown
 
 
-def _draw_columns(table: Comparison, name: str, columns: Sequence[str], spreads: Sequence[str]) -> Table:
-    over = f"; mean ± standard deviation (ddof 1) over {table.seeds} seeds" if table.seeds > 1 else ""
+def _draw_columns(
+    table: Comparison, name: str, over: str, columns: Sequence[str], spreads: Sequence[str]
+) -> Table:
+    half = f"; mean over {table.seeds} seeds, ± {PLUS_MINUS}" if table.seeds > 1 else ""
     shown = Table(
         title_justify="left",
-        title=f"Test accuracy on {escape(name)} in percent, last round; AVG, STD (ddof 0) and MIN over domains{over}",
+        title=f"Test accuracy on {escape(name)} in percent, last round; AVG, STD (ddof 0) and MIN over {over}{half}",
     )
     shown.add_column("method", no_wrap=True)
     for column in columns:
