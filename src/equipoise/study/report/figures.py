@@ -284,10 +284,11 @@ SMALLER_IS_BETTER = {
 def find_notices(study: Study) -> dict[str, list[str]]:
     """What a reader must know about each method before its figures are compared; methods without any are left out."""
     found: dict[str, list[str]] = {}
-    for method in study.rivals if study.reference else ():
-        seeds = len(study.shared_seeds(study.reference, method))
+    reference = study.reference
+    for method in study.rivals if reference else ():
+        seeds = len(study.shared_seeds(method, reference or method))
         if seeds == 0:
-            found[method] = [f"no seed in common with {study.reference}, and therefore not judged"]
+            found[method] = [f"no seed in common with {reference}, and therefore not judged"]
         elif seeds == 1:
             found[method] = ["one seed alone can be compared: the spread is not known"]
     return found

@@ -39,7 +39,7 @@ class Story:
     @property
     def sentences(self) -> list[str]:
         """The headline and the reasons, a line each."""
-        return [self.headline, *(f"{question}: {answer}" for question, answer in self.reasons)]
+        return [self.headline, *(f"{question} {answer}" for question, answer in self.reasons)]
 
 
 @dataclass(frozen=True)
@@ -76,20 +76,17 @@ def tell(study: Study) -> Story:
         return Story(f"There is nothing to compare with: the verdict needs {wanted} and at least one other method.")
     judged = [method for method in study.rivals if study.shared_seeds(reference, method)]
     chosen = choose_by_validation(study, judged)
-    apart = {
-        method: found
-        for method in ([chosen] if chosen else [reference, *judged])
-        if (found := compare_with_alone(study, method)) is not None
-    }
+    apart = {m: found for m in (reference, *judged) if (found := compare_with_alone(study, m)) is not None}
     pays = not all(found.is_many for found in apart.values()) if apart else None
-    joining = ("Does joining pay?", _answer_joining(apart))
+    told = {chosen: apart[chosen]} if chosen in apart and pays else apart
+    joining = ("Does joining pay?", _answer_joining(told))
     if not judged:
         why = f"no method has a seed in common with {reference}" if study.rivals else f"{reference} has no rival here"
         nothing = f"There is nothing to compare with: {why}."
         return Story(_headline_alone(apart) if pays is False else nothing, (joining,), joining_pays=pays)
     lift = {method: study.change(method, "MIN") for method in judged}
     shown = chosen or max(judged, key=lambda method: lift[method].mean)
-    first = _headline_of_one(study, reference, chosen) if chosen else _headline_of_all(study, reference, lift)
+    first = _headline_of_one(study, reference, chosen, apart.get(chosen)) if chosen else _headline_of_all(study, reference, lift)
     return Story(
         _headline_alone(apart) if pays is False else first,
         (
@@ -114,7 +111,7 @@ def _headline_alone(apart: Mapping[str, Alone]) -> str:
     return f"Joining does not pay for many: under every method {some} or more do better alone."
 
 
-def _headline_of_one(study: Study, reference: str, method: str) -> str:
+def _headline_of_one(study: Study, reference: str, method: str, alone: Alone | None) -> str:
     rise = study.change(method, "MIN")
     start, end = (say_points(value) for value in _lowest(study, reference, method))
     worst = f"the worst client{_same_worst(study, reference)}"
@@ -125,6 +122,8 @@ def _headline_of_one(study: Study, reference: str, method: str) -> str:
         first = f"{method} lifts {worst} from {start} to {end} %"
     else:
         first = f"{method} pushes {worst} down from {start} to {end} %"
+    if alone is not None and alone.is_many:
+        return f"{first}, but {len(alone.better)} of {alone.clients} clients do better alone than under it."
     payers = _find_payers(study, reference, method)[0]
     limit = f"loses more than {say_points(study.rules.client)} points"
     if payers:
@@ -218,7 +217,7 @@ def say_half(change: Interval) -> str:
 def _pair(study: Study, first: str, second: str) -> tuple[list[str], Vector, Vector]:
     """The clients with test data, and their accuracies `[seeds, clients]` under two methods with the same seeds."""
     a, b = study.stack(first, second)
-    there = np.isfinite(a + b).all(0)
+    there = np.asarray(np.isfinite(a + b).all(0))
     return [name for name, known in zip(study.any.clients, there, strict=True) if known], a[:, there], b[:, there]
 
 
@@ -259,7 +258,7 @@ def _say_worst(study: Study, method: str) -> str:
 
 def _sort_out(lift: Mapping[str, Interval]) -> tuple[list[str], list[str], list[str]]:
     """Methods under which the worst client rises for sure, falls for sure, and does neither for sure."""
-    up, down, unsure = [], [], []
+    up, down, unsure = list[str](), list[str](), list[str]()
     for method, change in lift.items():
         place = unsure if is_within_spread(change) or abs(change.mean) < DIGIT else up if change.mean > 0 else down
         place.append(method)

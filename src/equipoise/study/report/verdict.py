@@ -122,7 +122,7 @@ def split_by_spread(
     there is no spread, and all count as sure.
     """
     sure = broken & (find_discoveries(loss) | (len(loss) == 1))
-    first, second = (tuple(names[k] for k in np.flatnonzero(those)) for those in (sure, broken & ~sure))
+    first, second = (tuple(names[k] for k in np.flatnonzero(those).tolist()) for those in (sure, broken & ~sure))
     return first, second
 
 
@@ -155,7 +155,7 @@ def judge_all(study: Study) -> list[Verdict]:
         alone = [own] if own and set(shared) <= set(study.runs[own]) else []
         if shared:
             before, after, *rest = study.stack(reference, method, *alone)
-            found.append(judge(method, study.any.clients, before, after, *rest, rules=study.rules))
+            found.append(judge(method, study.any.clients, before, after, rest[0] if rest else None, study.rules))
     return found
 
 
