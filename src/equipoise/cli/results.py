@@ -63,9 +63,7 @@ def draw_comparison(table: Comparison, name: str, over: str = "domains") -> Rend
     return shown
 
 
-def _draw_columns(
-    table: Comparison, name: str, over: str, columns: Sequence[str], spreads: Sequence[str]
-) -> Table:
+def _draw_columns(table: Comparison, name: str, over: str, columns: Sequence[str], spreads: Sequence[str]) -> Table:
     half = f"; mean over {table.seeds} seeds, ± {PLUS_MINUS}" if table.seeds > 1 else ""
     shown = Table(
         title_justify="left",

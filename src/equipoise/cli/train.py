@@ -181,10 +181,7 @@ def _execute(experiment: Experiment, out: Path, workers: int | None) -> None:
         counts = len({job.method for job in mine}), len({job.seed for job in mine})
         domains = {client.domain for client in data.clients if client.domain}
         held = f"{len(data)} clients, {len(domains)} domains" if domains else f"{len(data)} clients"
-        screen.print(
-            f"{held}, {counts[0]} methods x {counts[1]} seeds, "
-            f"{totals[jobs.index(mine[0])]} rounds each."
-        )
+        screen.print(f"{held}, {counts[0]} methods x {counts[1]} seeds, {totals[jobs.index(mine[0])]} rounds each.")
     outcomes: list[Outcome] = []
     failures: list[Failure] = []
     stopped = False

@@ -86,7 +86,11 @@ def tell(study: Study) -> Story:
         return Story(_headline_alone(apart) if pays is False else nothing, (joining,), joining_pays=pays)
     lift = {method: study.change(method, "MIN") for method in judged}
     shown = chosen or max(judged, key=lambda method: lift[method].mean)
-    first = _headline_of_one(study, reference, chosen, apart.get(chosen)) if chosen else _headline_of_all(study, reference, lift)
+    first = (
+        _headline_of_one(study, reference, chosen, apart.get(chosen))
+        if chosen
+        else _headline_of_all(study, reference, lift)
+    )
     return Story(
         _headline_alone(apart) if pays is False else first,
         (
@@ -124,12 +128,12 @@ def _headline_of_one(study: Study, reference: str, method: str, alone: Alone | N
         first = f"{method} pushes {worst} down from {start} to {end} %"
     if alone is not None and alone.is_many:
         return f"{first}, but {len(alone.better)} of {alone.clients} clients do better alone than under it."
-    payers = _find_payers(study, reference, method)[0]
+    payers, unsure = _find_payers(study, reference, method)
     limit = f"loses more than {say_points(study.rules.client)} points"
     if payers:
         count = f"{len(payers)} of {len(study.any.clients)} clients"
         return f"{first}, and {count} {limit.replace('loses', 'lose')}."
-    return f"{first}, and nobody {limit}."
+    return f"{first}, and nobody {limit}{' for sure' if unsure else ''}."
 
 
 def _headline_of_all(study: Study, reference: str, lift: Mapping[str, Interval]) -> str:
@@ -155,9 +159,12 @@ def _answer_worst(study: Study, reference: str, lift: Mapping[str, Interval], ch
         return f"{who} The worst client {_list_changes(lift)}."
     rise, (start, end) = lift[chosen], _lowest(study, reference, chosen)
     sure = f", {SPREAD}" if is_within_spread(rise) else ""
-    change = f"{100 * rise.mean:+.1f}{say_half(rise)} points{sure}"
-    now = f"Under {chosen} {_say_worst(study, chosen)}"
-    return f"{who} {now}: {say_points(start)} to {say_points(end)} % ({change})."
+    change = f"{say_points(start)} to {say_points(end)} % ({100 * rise.mean:+.1f}{say_half(rise)} points{sure})"
+    now = f"Under {chosen} {_say_worst(study, chosen)}: {change}."
+    left = [name for name in _count_worst(study, reference) if name not in _count_worst(study, chosen)]
+    after = dict(zip(study.any.clients, study.mean_final(chosen).tolist(), strict=True))
+    fate = [f"{name} {say_points(after[name])} %" for name in left]
+    return f"{who} {now}" + (f" The worst under {reference} has now: {join_words(fate, 3)}." if fate else "")
 
 
 def _answer_paid(study: Study, reference: str, methods: Sequence[str]) -> str:
@@ -182,8 +189,8 @@ def _answer_joining(apart: Mapping[str, Alone]) -> str:
     told = []
     for method, found in list(apart.items())[:6]:
         sure = "" if found.seeds == 1 else " for sure"
-        text = f"under {method} {found.worse} of {found.clients} clients do better than alone, "
-        text += f"{len(found.better)} do better alone{sure}"
+        text = f"under {method} {found.worse} of {found.clients} clients {_do(found.worse)} better than alone, "
+        text += f"{len(found.better) or 'nobody'} {_do(len(found.better) or 1)} better alone{sure}"
         text += f" ({join_words(found.better, 3)})" if found.better else ""
         text += f", {len(found.unsure)} within the spread of seeds" if found.unsure else ""
         told.append(text)
@@ -209,6 +216,10 @@ def _answer_choice(judged: Sequence[str], chosen: str | None) -> str:
 
 
 # --------------------------------------------------------------------------- what both rest on
+def _do(count: int) -> str:
+    return "does" if count == 1 else "do"
+
+
 def say_half(change: Interval) -> str:
     """Half the 95 % interval, to stand behind a mean in points; nothing where the spread is not known."""
     return "" if np.isnan(change.low) else f" ± {100 * change.half:.1f}"
@@ -237,8 +248,11 @@ def _find_payers(study: Study, reference: str, method: str) -> tuple[dict[str, f
 
 
 def _count_worst(study: Study, method: str) -> Counter[str]:
-    """Which client was the worst under a method, with the number of seeds."""
-    return Counter(study.any.clients[int(np.nanargmin(values))] for values in study.final(method).values())
+    """Which clients were the worst under a method, with the number of seeds; several may share the place."""
+    found: Counter[str] = Counter()
+    for values in study.final(method).values():
+        found.update(study.any.clients[k] for k in np.flatnonzero(values <= np.nanmin(values) + DIGIT).tolist())
+    return found
 
 
 def _same_worst(study: Study, reference: str) -> str:
@@ -248,8 +262,7 @@ def _same_worst(study: Study, reference: str) -> str:
 
 
 def _say_worst(study: Study, method: str) -> str:
-    found = _count_worst(study, method)
-    total = found.total()
+    found, total = _count_worst(study, method), len(study.final(method))
     if len(found) == 1:
         return f"{next(iter(found))} is worst" + (f" with all {total} seeds" if total > 1 else "")
     those = [f"{name} ({count} of {total} seeds)" for name, count in found.most_common()]

@@ -127,7 +127,12 @@ def _setting(study: Study) -> str:
     seeds = sorted({seed for runs in study.runs.values() for seed in runs})
     domains = [f"{len(study.named_domains)} domains"] if study.named_domains else []
     count = len(study.any.clients)
-    parts = [f"{count} client{'s' if count > 1 else ''}", *domains, f"{facts['rounds']} rounds", f"model {facts['model']}"]
+    parts = [
+        f"{count} client{'s' if count > 1 else ''}",
+        *domains,
+        f"{facts['rounds']} rounds",
+        f"model {facts['model']}",
+    ]
     return ", ".join([*parts, f"seeds {join_words([str(seed) for seed in seeds], 10)}"])
 
 
@@ -172,7 +177,8 @@ def build_table(head: Sequence[str], rows: Sequence[Sequence[str]], bold: dict[s
             strong = row[0] in (bold or {}).get(name, ())
             cells.append(f"<td{kind}>{'<b>' if strong else ''}{escape(cell)}{'</b>' if strong else ''}</td>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
-    return f"<div class='scroll' tabindex='0'><table><thead><tr>{titles}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+    inside = f"<thead><tr>{titles}</tr></thead><tbody>{''.join(lines)}</tbody>"
+    return f"<div class='scroll' tabindex='0'><table>{inside}</table></div>"
 
 
 def _front(study: Study, number: int) -> str:
@@ -181,8 +187,8 @@ def _front(study: Study, number: int) -> str:
     return (
         f"<h2 id='{name_figure('methods', number)}'>Methods</h2>"
         + build_table(tables.list_columns(), tables.list_rows(study), bold)
-        + f"<p class='caption'>{escape(tables.LEGEND)} {escape(definitions)}. Upload is that of a client in a round. Bold is the best mean on test "
-        "data, which is a description and no choice; local-only and centralised training do not count.</p>"
+        + f"<p class='caption'>{escape(tables.LEGEND)} {escape(definitions)}. Upload is that of a "
+        "client in a round. Bold is the best mean on test data, which is a description and no choice; local-only and centralised training do not count.</p>"
     )
 
 

@@ -136,7 +136,13 @@ def draw_domains(study: Study) -> Chart | None:
         marks.append(Line(method, places, [100 * v for v in found.values()], study.colour(method)))
     members = [[k for k, domain in enumerate(study.any.domains) if domain == name] for name in names]
     panel = Panel(
-        "", marks, "", "test accuracy in percent", {float(i): n for i, n in enumerate(names)}, wide=True, members=members
+        "",
+        marks,
+        "",
+        "test accuracy in percent",
+        {float(i): n for i, n in enumerate(names)},
+        wide=True,
+        members=members,
     )
     title, over = ("Domain by domain", "a domain's clients and over ") if study.named_domains else ("By client", "")
     return Chart("domains", title, f"Mean over {over}seeds, last round. A flat line is fair.", [panel])
@@ -179,9 +185,7 @@ def _draw_picked(study: Study) -> Panel:
         dashed = method not in (study.reference, *study.rivals)
         for name, members in rows:
             values = [average(row, members) for row in curves]
-            lines.append(
-                Line(method, places, values, study.colour(method), dashed=dashed, members=members, who=name)
-            )
+            lines.append(Line(method, places, values, study.colour(method), dashed=dashed, members=members, who=name))
     return Panel(rows[0][0], lines, "round", "test accuracy in percent", whole=True, picked=order[0])
 
 
@@ -344,7 +348,9 @@ def _ranges(
         marks.append(Points("local_only", spots, [float(i)] * len(spots), 0, notes))
     caption += f" Of more than {2 * MOST_ROWS} clients the smallest, the quartiles and the largest are shown."
     ticks = {float(i): name for i, name in enumerate(rows)}
-    return Chart(kind, title, caption, [Panel("", marks, "loss", y_ticks=ticks, wide=True, rugs=rugs)]) if marks else None
+    return (
+        Chart(kind, title, caption, [Panel("", marks, "loss", y_ticks=ticks, wide=True, rugs=rugs)]) if marks else None
+    )
 
 
 # --------------------------------------------------------------------------- what the server did
