@@ -28,7 +28,8 @@ def describe(panel: Panel) -> str:
 def _tell(mark: Drawing, panel: Panel) -> str:
     match mark:
         case Line():
-            ends = [f"{b:.4g} at {_name(a, panel.x_ticks)}" for a, b in zip(mark.x, mark.y, strict=True)]
+            known = [(a, b) for a, b in zip(mark.x, mark.y, strict=True) if math.isfinite(b)]
+            ends = [f"{b:.4g} at {_name(a, panel.x_ticks)}" for a, b in known]
             return f"{mark.name}: {ends[0]} to {ends[-1]}" if ends else ""
         case Points():
             if len(mark.x) > FEW:
@@ -38,7 +39,7 @@ def _tell(mark: Drawing, panel: Panel) -> str:
             return f"{mark.name}: {_tell_range(mark.y)}"
         case Arrows():
             rows = zip(mark.rows, mark.start, mark.end, strict=True)
-            each = [f"{_name(row, panel.y_ticks)} {a:.1f} to {b:.1f}" for row, a, b in rows]
+            each = [f"{_name(row, panel.y_ticks)} {a:.1f} to {b:.1f}" for row, a, b in rows if math.isfinite(a + b)]
             return join_words(each, 40)
         case Ticks():
             return f"{mark.name}: {_tell_range(mark.x)}"

@@ -344,10 +344,8 @@ def group_studies(runs: Sequence[Recorded], rules: Rules = DEFAULT_RULES) -> lis
             found.append(Study(ordered, tuple(notes), rules))
     known = list(dict.fromkeys(method for study in found for method in study.methods))
     if rules.reference is not None and known and rules.find_reference(known) is None:
-        raise EquipoiseError(
-            f"No run has the reference `{rules.reference}`.{did_you_mean(rules.reference, known)} Known: "
-            f"{', '.join(known)}."
-        )
+        hint = did_you_mean(rules.reference, [name.split("(")[0] for name in known])
+        raise EquipoiseError(f"No run has the reference `{rules.reference}`.{hint} Known: {', '.join(known)}.")
     return found
 
 

@@ -24,6 +24,7 @@ from equipoise.study.report.verdict import (
 )
 
 MANY = 1 / 3  # the share of clients that do better alone from which on that is the headline
+SHARED = 3  # clients that may share the last place and are still named in the headline
 
 
 @dataclass(frozen=True)
@@ -119,9 +120,10 @@ def _headline_of_one(study: Study, reference: str, method: str, alone: Alone | N
     rise = study.change(method, "MIN")
     start, end = (say_points(value) for value in _lowest(study, reference, method))
     worst = f"the worst client{_same_worst(study, reference)}"
-    if abs(rise.mean) < DIGIT or is_within_spread(rise):
-        sure = "" if np.isnan(rise.low) else f", {SPREAD}"
-        first = f"{method} does not lift {worst} for sure: {start} to {end} %{sure}"
+    if abs(rise.mean) < DIGIT:
+        first = f"{method} leaves {worst} at {end} %"
+    elif is_within_spread(rise):
+        first = f"{method} does not lift {worst} for sure: {start} to {end} %, {SPREAD}"
     elif rise.mean > 0:
         first = f"{method} lifts {worst} from {start} to {end} %"
     else:
@@ -256,15 +258,17 @@ def _count_worst(study: Study, method: str) -> Counter[str]:
 
 
 def _same_worst(study: Study, reference: str) -> str:
-    """The worst client under the reference in brackets, if it is the same with all seeds."""
-    found = _count_worst(study, reference)
-    return f" ({next(iter(found))})" if len(found) == 1 else ""
+    """The worst client under the reference in brackets, if it is the same with all seeds; or the few that share it."""
+    found, total = _count_worst(study, reference), len(study.final(reference))
+    same = len(found) <= SHARED and all(count == total for count in found.values())
+    return f" ({', '.join(found)})" if same else ""
 
 
 def _say_worst(study: Study, method: str) -> str:
     found, total = _count_worst(study, method), len(study.final(method))
-    if len(found) == 1:
-        return f"{next(iter(found))} is worst" + (f" with all {total} seeds" if total > 1 else "")
+    if all(count == total for count in found.values()):
+        who = f"{join_words(list(found))} {'is' if len(found) == 1 else 'are'} worst"
+        return who + (f" with all {total} seeds" if total > 1 else "")
     those = [f"{name} ({count} of {total} seeds)" for name, count in found.most_common()]
     return f"the worst is {join_words(those, 3)}"
 

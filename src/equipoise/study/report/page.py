@@ -188,7 +188,8 @@ def _front(study: Study, number: int) -> str:
         f"<h2 id='{name_figure('methods', number)}'>Methods</h2>"
         + build_table(tables.list_columns(), tables.list_rows(study), bold)
         + f"<p class='caption'>{escape(tables.LEGEND)} {escape(definitions)}. Upload is that of a "
-        "client in a round. Bold is the best mean on test data, which is a description and no choice; local-only and centralised training do not count.</p>"
+        "client in a round. Bold is the best mean on test data, which is a description and no choice; "
+        "local-only and centralised training do not count.</p>"
     )
 
 
@@ -245,7 +246,7 @@ def _all_figures(study: Study, number: int) -> str:
     ]
     return (
         f"<details class='all' id='{name_figure('all', number)}'><summary>All figures with their definitions</summary>"
-        f"<p class='caption'>± is {PLUS_MINUS}.</p>{build_table(head, rows)}</details>"
+        f"<p class='caption'>± is {escape(PLUS_MINUS)}.</p>{build_table(head, rows)}</details>"
     )
 
 

@@ -120,10 +120,11 @@ def _panel(panel: Panel) -> str:
         return _picture(panel, x0, x1)
     crowded = len(panel.x_ticks) > 8 and max(map(len, panel.x_ticks.values())) > 4
     longest = min(22, max(map(len, panel.y_ticks.values()), default=0))
-    left = 16 + 6.4 * longest if panel.rows else 86.0 if crowded else 54.0
+    turned = 5.0 * min(16, max(map(len, panel.x_ticks.values()))) if crowded else 0.0  # names that lean by 45 degrees
+    left = max(16 + 6.4 * longest if panel.rows else 54.0, turned)
     shaded = next((mark for mark in panel.marks if isinstance(mark, Cells)), None)
     top = (26.0 if panel.title else 10.0) + (22.0 if shaded else 0.0)
-    bottom = (92.0 if crowded else 40.0) - (0.0 if panel.x_label else 16.0)
+    bottom = (30.0 + turned if crowded else 24.0) + (16.0 if panel.x_label else 0.0)
     inner = max(60.0, 20.0 * len(panel.y_ticks) if panel.rows else 280.0 if panel.wide else 250.0)
 
     def x(value: float) -> float:
