@@ -131,11 +131,12 @@ def _headline_of_one(study: Study, reference: str, method: str, alone: Alone | N
     if alone is not None and alone.is_many:
         return f"{first}, but {len(alone.better)} of {alone.clients} clients do better alone than under it."
     payers, unsure = _find_payers(study, reference, method)
-    limit = f"loses more than {say_points(study.rules.client)} points"
+    limit, total = f"more than {say_points(study.rules.client)} points", len(study.any.clients)
     if payers:
-        count = f"{len(payers)} of {len(study.any.clients)} clients"
-        return f"{first}, and {count} {limit.replace('loses', 'lose')}."
-    return f"{first}, and nobody {limit}{' for sure' if unsure else ''}."
+        return f"{first}, and {len(payers)} of {total} clients {'lose' if len(payers) > 1 else 'loses'} {limit}."
+    return f"{first}, and " + (
+        f"{len(unsure)} of {total} clients may lose {limit}." if unsure else f"nobody loses {limit}."
+    )
 
 
 def _headline_of_all(study: Study, reference: str, lift: Mapping[str, Interval]) -> str:
@@ -163,7 +164,8 @@ def _answer_worst(study: Study, reference: str, lift: Mapping[str, Interval], ch
     sure = f", {SPREAD}" if is_within_spread(rise) else ""
     change = f"{say_points(start)} to {say_points(end)} % ({100 * rise.mean:+.1f}{say_half(rise)} points{sure})"
     now = f"Under {chosen} {_say_worst(study, chosen)}: {change}."
-    left = [name for name in _count_worst(study, reference) if name not in _count_worst(study, chosen)]
+    still = _count_worst(study, chosen)
+    left = [name for name in _count_worst(study, reference) if name not in still]
     after = dict(zip(study.any.clients, study.mean_final(chosen).tolist(), strict=True))
     fate = [f"{name} {say_points(after[name])} %" for name in left]
     return f"{who} {now}" + (f" The worst under {reference} has now: {join_words(fate, 3)}." if fate else "")
@@ -172,10 +174,9 @@ def _answer_worst(study: Study, reference: str, lift: Mapping[str, Interval], ch
 def _answer_paid(study: Study, reference: str, methods: Sequence[str]) -> str:
     told = []
     for method in methods[:6]:
-        payers, unsure = _find_payers(study, reference, method)
-        more = f", {len(unsure)} more within the spread of seeds" if unsure else ""
-        who = join_words([f"{name} ({100 * value:+.1f})" for name, value in payers.items()]) or "nobody for sure"
-        told.append(f"under {method} {who if payers or unsure else 'nobody'}{more}")
+        payers, unsure = (_list_losses(those) for those in _find_payers(study, reference, method))
+        perhaps = f"perhaps {unsure}, {SPREAD}" if unsure else ""
+        told.append(f"under {method} " + (", ".join(part for part in (payers, perhaps) if part) or "nobody"))
     if len(methods) > 6:
         told.append(f"{len(methods) - 6} more methods are in the table below")
     average = ""
@@ -240,13 +241,20 @@ def _lowest(study: Study, reference: str, method: str) -> tuple[float, float]:
     return float(before.min(1).mean()), float(after.min(1).mean())
 
 
-def _find_payers(study: Study, reference: str, method: str) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Who lost more than a client may lose: each with its change, the largest loss first; and who only perhaps did."""
+def _find_payers(study: Study, reference: str, method: str) -> tuple[dict[str, float], dict[str, float]]:
+    """Who lost more than a client may lose, and who only perhaps did: each with its change, the largest loss first."""
     names, before, after = _pair(study, reference, method)
-    fall = before - after
-    sure, unsure = split_by_spread(names, fall.mean(0) > study.rules.client + DIGIT, fall)
-    mean = dict(zip(names, fall.mean(0).tolist(), strict=True))
-    return {name: -mean[name] for name in sorted(sure, key=lambda name: -mean[name])}, unsure
+    change = after - before
+    mean = dict(zip(names, change.mean(0).tolist(), strict=True))
+    sure, unsure = (
+        {name: mean[name] for name in sorted(those, key=lambda name: mean[name])}
+        for those in split_by_spread(names, -change.mean(0) > study.rules.client + DIGIT, change)
+    )
+    return sure, unsure
+
+
+def _list_losses(changes: Mapping[str, float]) -> str:
+    return join_words([f"{name} ({100 * value:+.1f})" for name, value in changes.items()])
 
 
 def _count_worst(study: Study, method: str) -> Counter[str]:
