@@ -223,7 +223,8 @@ def _check(study: Study, number: int) -> str:
 
 def say_difference(change: Interval) -> str:
     """A difference in percentage points with its sign, and half its 95 % interval."""
-    return f"{100 * change.mean:+.1f}{say_half(change)}"
+    points = round(100 * change.mean, 1) + 0.0  # which turns -0.0 into 0.0
+    return f"{points:+.1f}{say_half(change)}"
 
 
 def _cost(study: Study, number: int) -> str:

@@ -36,6 +36,7 @@ Scale = Callable[[float], float]
 RIGHT = 14.0  # free pixels to the right of a plot
 STRETCHED = 1000.0  # the width of lines before they are stretched
 NARROW = 250.0  # pixels of a plot on the narrowest screen, for which names beside points are placed
+MOST_POINTS = 100  # of a line; of more, every second, third ... is drawn, and the last one
 SHADES = 6  # boxes of the scale of a matrix
 
 
@@ -309,11 +310,13 @@ def _pieces(mark: Drawing, panel: Panel, x: Scale, y: Scale, inner: float) -> li
 def _line(mark: Line, x: Scale, y: Scale, inner: float) -> list[str]:
     out = [f'<svg class="curves" width="100%" height="{inner:g}" viewBox="0 0 {STRETCHED:g} {inner:g}" '
            'preserveAspectRatio="none" overflow="visible">']  # fmt: skip
+    every = -(-len(mark.x) // MOST_POINTS)
+    kept = sorted({*range(0, len(mark.x), every or 1), len(mark.x) - 1}) if mark.x else []
     if len(mark.low):
-        there = list(zip(mark.x, mark.high, strict=True)) + list(zip(mark.x, mark.low, strict=True))[::-1]
+        there = [(mark.x[i], mark.high[i]) for i in kept] + [(mark.x[i], mark.low[i]) for i in reversed(kept)]
         out.append(f'<polygon class="spread" points="{_path(there, x, y, 1)}"/>')
     dashed = ' class="dashed"' if mark.dashed else ""
-    out.append(f'<polyline{dashed} points="{_path(list(zip(mark.x, mark.y, strict=True)), x, y, 2)}"/></svg>')
+    out.append(f'<polyline{dashed} points="{_path([(mark.x[i], mark.y[i]) for i in kept], x, y, 2)}"/></svg>')
     return out
 
 
@@ -335,16 +338,17 @@ def _cells(mark: Cells, panel: Panel, x: Scale, y: Scale, unit: str) -> list[str
     wide, high = x(1) - x(0), y(1) - y(0)
     out = []
     for i, row in enumerate(mark.values):
-        out.append(f'<g data-row="{i}">' if panel.members else "<g>")
+        which = f' data-row="{i}"' if panel.members else ""
+        out.append(f'<g transform="translate(0 {y(i - 0.5):.1f})"{which}>')
         for j, value in enumerate(row):
             if not math.isfinite(value):
                 continue
             side = ' class="minus"' if value < 0 else ""
             note = mark.notes[i][j] if mark.notes else f"{value:.3g}"
-            out.append(f'<rect{side} x="{x(j - 0.5):.2f}{unit}" y="{y(i - 0.5):.1f}" width="{wide:.2f}{unit}" '
-                       f'height="{high - 1:.1f}" fill-opacity="{_strength(value, mark):.2f}"{_note(note)}/>')  # fmt: skip
+            out.append(f'<rect{side} x="{x(j - 0.5):.2f}{unit}" width="{wide:.2f}{unit}" '
+                       f'height="{high - 1:.3g}" fill-opacity="{_strength(value, mark):.2f}"{_note(note)}/>')  # fmt: skip
             if value < 0:
-                at = y(i) - 0.5
+                at = (high - 1) / 2
                 out.append(f'<line class="sign" x1="{x(j - 0.2):.2f}{unit}" x2="{x(j + 0.2):.2f}{unit}" y1="{at:.1f}" '
                            f'y2="{at:.1f}"/>')  # fmt: skip
         out.append("</g>")
