@@ -30,6 +30,7 @@ for command in (
     listings.datasets,
     listings.models,
     stored.report,
+    stored.verdict,
     stored.plot,
     stored.runs,
     stored.evaluate,

@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from equipoise.cli.screens import screen
-from equipoise.metrics import figures
+from equipoise.metrics import PLUS_MINUS, figures
 from equipoise.runs.reading import Recorded
 from equipoise.study.comparison import Comparison
 from equipoise.study.report.figures import average_by_domain
@@ -36,13 +36,15 @@ def draw_run(run: Recorded) -> Table:
             more = (_shown(last["auc"].get(name), 1, ".3f"),) if area else ()
             table.add_row(escape(domain), escape(name), str(samples[name]), *cells, *more)
     table.add_section()
-    by_domain = average_by_domain(np.array([last["accuracy"].get(c, np.nan) for c in run.clients]), run.domains)
-    for what, values in (("clients", last["accuracy"]), ("domains", by_domain)):
-        table.add_row(f"[bold]over {what}[/]", "", "", f"[bold]{_sum_up(values.values())}[/]", "")
+    accuracies = np.array([last["accuracy"].get(client, np.nan) for client in run.clients])
+    over = [("clients", list(last["accuracy"].values()))]
+    if any(client["domain"] for client in data["clients"]):
+        over.append(("domains", list(average_by_domain(accuracies, run.domains).values())))
+    for what, values in over:
+        table.add_row(f"[bold]over {what}[/]", "", "", f"[bold]{_sum_up(values)}[/]", "")
     for metric in run.metrics:
         if metric.startswith("accuracy of the "):
-            values = run.curve(metric)[1][-1]
-            means = average_by_domain(values, run.domains).values()
+            means = average_by_domain(run.curve(metric)[1][-1], run.domains).values()
             table.add_row(f"{metric.removeprefix('accuracy of the ')}, over domains", "", "", _sum_up(means), "")
     return table
 
@@ -63,24 +65,24 @@ def _sum_up(values: Iterable[float]) -> str:
     return f"AVG {f.avg:.1f}  STD {f.std:.1f} (ddof 0)  MIN {f.min:.1f}"
 
 
-def draw_comparison(table: Comparison, name: str) -> RenderableType:
-    """A comparison as the widest table that fits the terminal.
+def draw_comparison(table: Comparison, name: str, over: str = "domains") -> RenderableType:
+    """A comparison as the widest table that fits the terminal. Its figures are over domains, or over clients.
 
     If it is too wide with all domains and spreads, it is shown without the domains' spreads, then without the domains.
     """
     plain = tuple(column for column in table.columns if column in ("AVG", "STD", "MIN"))
     for columns, spreads in ((table.columns, table.columns), (table.columns, plain), (plain, plain)):
-        shown = _draw_columns(table, name, columns, spreads)
+        shown = _draw_columns(table, name, over, columns, spreads)
         if Measurement.get(screen, screen.options.update(width=10_000), shown).maximum <= screen.width:
             return shown
     return shown
 
 
-def _draw_columns(table: Comparison, name: str, columns: Sequence[str], spreads: Sequence[str]) -> Table:
-    over = f"; mean ± standard deviation (ddof 1) over {table.seeds} seeds" if table.seeds > 1 else ""
+def _draw_columns(table: Comparison, name: str, over: str, columns: Sequence[str], spreads: Sequence[str]) -> Table:
+    half = f"; mean over {table.seeds} seeds, ± {PLUS_MINUS}" if table.seeds > 1 else ""
     shown = Table(
         title_justify="left",
-        title=f"Test accuracy on {escape(name)} in percent, last round; AVG, STD (ddof 0) and MIN over domains{over}",
+        title=f"Test accuracy on {escape(name)} in percent, last round; AVG, STD (ddof 0) and MIN over {over}{half}",
     )
     shown.add_column("method", no_wrap=True)
     for column in columns:

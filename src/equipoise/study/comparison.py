@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from equipoise.data import Federation, load_federation
 from equipoise.engine.result import Run
 from equipoise.engine.simulation import run
@@ -14,7 +12,7 @@ from equipoise.errors import EquipoiseError
 from equipoise.method import Method
 from equipoise.method.registry import adapt_to_data
 from equipoise.methods import parse
-from equipoise.metrics import figures
+from equipoise.metrics import PLUS_MINUS, figures, over_seeds
 from equipoise.task import ModelSource
 from equipoise.training import Training
 
@@ -26,10 +24,10 @@ class Cell:
     """One figure of one method, in percent."""
 
     mean: float  # over seeds
-    spread: float | None  # sample standard deviation (ddof 1) over seeds; None for one seed
+    half: float | None  # half the 95 % interval of the mean (Student's t); None for one seed
 
     def __str__(self) -> str:
-        return f"{self.mean:.1f}" if self.spread is None else f"{self.mean:.1f} ± {self.spread:.1f}"
+        return f"{self.mean:.1f}" if self.half is None else f"{self.mean:.1f} ± {self.half:.1f}"
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,8 @@ class Comparison:
     def __str__(self) -> str:
         lines = [("method", *self.columns), *((name, *map(str, row.values())) for name, row in self.rows.items())]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines)
+        table = ["  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines]
+        return "\n".join([*table, *([f"± is {PLUS_MINUS}."] if self.seeds > 1 else [])])
 
     def best(self, column: str) -> set[str]:
         """The methods whose mean in a column is the best one, to the printed digit."""
@@ -103,7 +102,7 @@ def compare(
 
 
 def tabulate(results: Sequence[tuple[str, Mapping[str, float]]], most_domains: int = 8) -> Comparison:
-    """Tabulate the accuracy of each domain, and AVG, STD (ddof 0) and MIN over domains: mean and spread over seeds.
+    """Tabulate the accuracy of each domain, and AVG, STD (ddof 0) and MIN over domains: mean and 95 % interval over seeds.
 
     `results` has an entry per run: its method, and the accuracy by domain. If there are more than `most_domains`
     domains, they get no columns of their own.
@@ -127,5 +126,5 @@ def tabulate(results: Sequence[tuple[str, Mapping[str, float]]], most_domains: i
 
 
 def _cell(values: Sequence[float]) -> Cell:
-    percent = 100 * np.asarray(values)
-    return Cell(float(percent.mean()), float(percent.std(ddof=1)) if len(percent) > 1 else None)
+    found = over_seeds([100 * value for value in values])
+    return Cell(found.mean, found.half if len(values) > 1 else None)

@@ -42,23 +42,14 @@ def judge_runs(study: Study, method: str) -> Convergences:
     return Convergences(by_seed, min(by_seed.values(), key=lambda one: order.index(one.state)))
 
 
-def tell_convergence(study: Study) -> list[str]:
-    """What a reader must know of the study's convergence, one sentence per line; nothing if all runs are flat."""
-    found = {method: judge_runs(study, method) for method in study.methods}
-    moving = {m: one for m, one in found.items() if one.together.state in ("rising", "falling")}
-    lines = [f"{method}: {one.together}: {WARNING}." for method, one in moving.items()]
-    lines += _list_of(found, "unclear", "Too noisy to tell whether they have converged")
-    few = [one for one in found.values() if one.together.state == "unknown"]
-    if few:
-        reason = f"Unknown whether they have converged ({few[0].together.evaluations} evaluations in the last rounds)"
-        lines += _list_of(found, "unknown", reason)
-    return lines
-
-
-def _list_of(found: Mapping[str, Convergences], state: str, words: str) -> list[str]:
-    """A sentence that names the methods of this state."""
-    names = [method for method, one in found.items() if one.together.state == state]
-    return [f"{words}: {', '.join(names)}."] if names else []
+def notice_convergence(study: Study, method: str) -> str:
+    """What a reader must know of a method's convergence; empty if its runs have converged."""
+    found = judge_runs(study, method)
+    if found.together.state in ("rising", "falling"):
+        return f"{found.together}: {WARNING}"
+    if found.together.state == "flat":
+        return ""
+    return f"whether it has converged is {'unclear, for noise' if found.together.state == 'unclear' else 'unknown'}"
 
 
 def _trace(study: Study, method: str, seed: int) -> dict[str, dict[int, float]]:

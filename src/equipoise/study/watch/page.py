@@ -15,10 +15,12 @@ from equipoise.grammar import join_words
 from equipoise.runs.reading import REPEATED, Recorded
 from equipoise.study.report.charts import Chart, Line, Panel
 from equipoise.study.report.figures import Study, group_comparable
-from equipoise.study.report.page import fill_frame, read_script, read_style
-from equipoise.study.report.plots import MOST_LINES, PLOTS, draw_heat
+from equipoise.study.report.headline import tell
+from equipoise.study.report.heat import draw_heat
+from equipoise.study.report.page import read_script, read_style, wrap_page
+from equipoise.study.report.plots import MOST_LINES, PLOTS
 from equipoise.study.report.svg import draw_svg
-from equipoise.study.report.verdict import judge_all, tell_in_a_line, tell_in_two_sentences
+from equipoise.study.report.verdict import judge_all, tell_in_a_line
 from equipoise.study.watch.shelf import Seen
 from equipoise.study.watch.standing import (
     Standing,
@@ -32,7 +34,7 @@ HERE = Path(__file__).parent
 MOST_CLIENTS = 40  # rows of the table of clients; of the rest only the number is told
 MOST_REJECTIONS = 20  # that are listed, the last ones
 WORDS = ("client", "state", "why")  # columns of tables that hold words, not numbers
-TITLE = "Equipoise: live"
+TITLE = "live"
 
 
 def read_live_style() -> str:
@@ -51,7 +53,9 @@ def build_live_page(content: str, version: str, now: float) -> str:
         f"<div id='watch' data-version='{escape(version)}' data-now='{now:.3f}'></div>"
         "<p id='trouble' class='note' role='status' hidden></p>"
     )
-    return fill_frame(TITLE, mark + content, read_live_style(), read_live_script())
+    return wrap_page(
+        TITLE, f"<main>{mark}{content}</main>", (HERE / "watch.css").read_text(), (HERE / "watch.js").read_text()
+    )
 
 
 def build_content(seen: Sequence[Seen], problems: Sequence[str], places: Sequence[Path], now: float) -> str:
@@ -161,8 +165,9 @@ def _judged(study: Study) -> str:
     lines = "".join(
         f"<li class='{verdict.word}'>{escape(tell_in_a_line(verdict))}</li>" for verdict in judge_all(study)
     )
-    sentences = escape(" ".join(tell_in_two_sentences(study)))
-    return f"<p class='verdict'>{sentences}</p>" + (f"<ul>{lines}</ul>" if lines else "")
+    story = tell(study)
+    reasons = "".join(f"<li><strong>{escape(what)}</strong> {escape(answer)}</li>" for what, answer in story.reasons)
+    return f"<p class='verdict'>{escape(story.headline)}</p><ul>{reasons}{lines}</ul>"
 
 
 # --------------------------------------------------------------------------- one run
@@ -270,7 +275,10 @@ def _rejections(rejected: Sequence[dict[str, object]]) -> str:
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table that a click on a column sorts. Cells are HTML."""
     kinds = [" class='words'" if name in WORDS else "" for name in head]
-    titles = "".join(f"<th{kind}>{escape(name)}</th>" for kind, name in zip(kinds, head, strict=True))
+    titles = "".join(
+        f"<th{kind} aria-sort='none'><button type='button'>{escape(name)}</button></th>"
+        for kind, name in zip(kinds, head, strict=True)
+    )
     lines = "".join(
         f"<tr>{''.join(f'<td{kind}>{cell}</td>' for kind, cell in zip(kinds, row, strict=True))}</tr>" for row in rows
     )
