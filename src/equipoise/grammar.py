@@ -57,7 +57,9 @@ def _liken(a: str, b: str) -> float:
     """How much two names are alike, from 0 to 1."""
     short, long = sorted((a, b), key=len)
     is_part = long.startswith(short) or short in re.split(r"[\W_]+", long)
-    return max(ALIKE if is_part and len(short) >= STEM else 0.0, difflib.SequenceMatcher(None, a, b).ratio())
+    is_mixed_up = len(short) > 2 and sorted(a) == sorted(b)  # SDG for SGD
+    ratio = difflib.SequenceMatcher(None, a, b).ratio()
+    return max(ALIKE if is_mixed_up or (is_part and len(short) >= STEM) else 0.0, ratio)
 
 
 def join_words(words: Sequence[str], most: int = 5) -> str:
