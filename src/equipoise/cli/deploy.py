@@ -153,7 +153,7 @@ def schema(
 
 def _write(path: Path, content: object) -> None:
     try:
-        path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+        path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     except OSError as error:
         raise EquipoiseError(f"Cannot write `{path}`: {error.strerror}. Name another file with -o.") from None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Annotated
 
@@ -57,10 +58,13 @@ def _show_method(name: str) -> None:
     entry = METHODS.find(name)
     chosen = entry.function()
     screen.print(f"[bold]{entry.name}[/]: {escape(entry.title)}\n{escape(entry.reference)}\n", soft_wrap=True)
-    screen.print(escape(" ".join((entry.function.__doc__ or "").split())) + "\n", soft_wrap=True)
+    if entry.function.__doc__:
+        screen.print(escape(" ".join(entry.function.__doc__.split())) + "\n", soft_wrap=True)
     parameters = Table("parameter", "type", "default", *entry.per_dataset, title="Parameters", title_justify="left")
     for parameter in entry.parameters.values():
-        kind = str(parameter.annotation).replace("Literal", "")
+        annotation = parameter.annotation
+        kind = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+        kind = kind.replace("Literal", "")
         special = [escape(repr(v[parameter.name])) if parameter.name in v else "" for v in entry.per_dataset.values()]
         parameters.add_row(parameter.name, escape(kind), escape(repr(parameter.default)), *special)
     if entry.parameters:

@@ -112,7 +112,7 @@ def _stamp(parts: Sequence[PictureSet]) -> str:
 def _opened(place: Path, stamp: str) -> Pool | None:
     """The pool in a folder, or None when there is none, or it is damaged, or its sources have changed."""
     try:
-        about = json.loads((place / "pool.json").read_text())
+        about = json.loads((place / "pool.json").read_text(encoding="utf-8"))
         if about["stamp"] != stamp:
             return None
         # mode "c" copies on write: nothing can change the file

@@ -68,7 +68,7 @@ class SiteSchema:
     def read(cls, path: Path) -> SiteSchema:
         """The content of a file that `equipoise schema` wrote."""
         try:
-            found = json.loads(path.read_text())
+            found = json.loads(path.read_text(encoding="utf-8"))
             columns = {
                 str(name): Column(
                     one["kind"], int(one["missing"]), _counts(one.get("levels", {})), int(one.get("other", 0))

@@ -60,7 +60,7 @@ class Schema:
     def read(cls, path: Path) -> Schema:
         """The schema in a file `schema.json` that a run or `equipoise deploy merge-schemas` wrote."""
         try:
-            found = json.loads(path.read_text())
+            found = json.loads(path.read_text(encoding="utf-8"))
             if "rows" in found:
                 raise EquipoiseError(
                     f"`{path}` describes the data of one site. Join all sites' files first: equipoise deploy merge-schemas "

@@ -41,7 +41,7 @@ def write_app(folder: Path, plan: Plan, schema: Mapping[str, object] | None = No
     title = f"{plan.chosen} on {plan.data or 'data of the sites'}, with Equipoise"
     files = {
         "pyproject.toml": (TEMPLATES / "pyproject.toml.txt")
-        .read_text()
+        .read_text(encoding="utf-8")
         .format(
             name=re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "federation",
             title=title.replace('"', "'"),
@@ -49,7 +49,7 @@ def write_app(folder: Path, plan: Plan, schema: Mapping[str, object] | None = No
             config="\n".join(_settings(plan)),
         ),
         "federated/__init__.py": '"""The app\'s code: see app.py."""\n',
-        "federated/app.py": (TEMPLATES / "app.py.txt").read_text().format(title=title),
+        "federated/app.py": (TEMPLATES / "app.py.txt").read_text(encoding="utf-8").format(title=title),
     }
     if schema is not None:
         files["federated/schema.json"] = json.dumps(schema, indent=2) + "\n"
@@ -57,7 +57,7 @@ def write_app(folder: Path, plan: Plan, schema: Mapping[str, object] | None = No
     for name, text in files.items():
         place = folder / name
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_text(text)
+        place.write_text(text, encoding="utf-8")
         written.append(place)
     return written
 

@@ -31,7 +31,7 @@ def merge_kept(place: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
 def read_kept(place: Path) -> dict[str, Any]:
     """What a run kept, by kind. Empty if it kept nothing, or if the file cannot be read."""
     try:
-        found: dict[str, Any] = json.loads((place / FILE).read_text())
+        found: dict[str, Any] = json.loads((place / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     return found

@@ -128,7 +128,7 @@ def read(place: Path) -> Recorded:
     """Read a run folder. If it cannot be read, the error says why in one line."""
     path = place / "manifest.json"
     try:
-        facts = json.loads(path.read_text())
+        facts = json.loads(path.read_text(encoding="utf-8"))
         found = int(facts["schema"])
     except FileNotFoundError:
         raise EquipoiseError(f"`{place}` is no run folder: it has no manifest.json.") from None

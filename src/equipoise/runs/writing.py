@@ -174,7 +174,7 @@ class Recorder:
 def _holds_finished_run(place: Path) -> bool:
     """Whether a folder has the manifest of a finished run."""
     try:
-        return bool(json.loads((place / "manifest.json").read_text())["status"] == "finished")
+        return bool(json.loads((place / "manifest.json").read_text(encoding="utf-8"))["status"] == "finished")
     except (OSError, ValueError, KeyError, TypeError):
         return False
 

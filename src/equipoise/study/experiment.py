@@ -56,7 +56,7 @@ def read_experiment(path: Path) -> Experiment:
     wrong with a file is said in one error, each mistake with its line.
     """
     file = _File.read(path)
-    for name in file.plan:
+    for name in file.content:
         with file.noted(name):
             _known(name, (*LISTS, *SETTINGS), "An experiment")
     template = Job(**_settings(file))  # type: ignore[arg-type]
@@ -93,7 +93,7 @@ class _File:
 
     path: Path
     text: str
-    plan: Mapping[str, Any]  # the text as TOML
+    content: Mapping[str, Any]  # the text as TOML
     mistakes: Mistakes = field(default_factory=Mistakes)
 
     @classmethod
@@ -151,9 +151,9 @@ def _known(name: str, names: Sequence[str], what: str) -> None:
 def _settings(file: _File) -> dict[str, object]:
     hints, found = get_type_hints(Job), {}
     for name in SETTINGS:
-        if name in file.plan:
+        if name in file.content:
             with file.noted(name):
-                found[name] = fit_to_type(file.plan[name], hints[name], name)
+                found[name] = fit_to_type(file.content[name], hints[name], name)
                 check_option(name, found[name])
                 if name == "keep":
                     fit_to_type(found[name], tuple[Literal[tuple(KINDS)], ...], name)  # type: ignore[misc]
@@ -163,7 +163,7 @@ def _settings(file: _File) -> dict[str, object]:
 
 
 def _texts(file: _File, name: str) -> list[str]:
-    found = file.plan.get(name)
+    found = file.content.get(name)
     texts = [found] if isinstance(found, str) else found
     if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
         return texts
@@ -172,7 +172,7 @@ def _texts(file: _File, name: str) -> list[str]:
 
 
 def _table(file: _File, name: str) -> dict[str, Any]:
-    found = file.plan.get(name, {})
+    found = file.content.get(name, {})
     if isinstance(found, dict):
         return found
     file.wrong(f"`{name}` must be a table, such as [{name}]. Found {found!r}.", name)
@@ -180,7 +180,7 @@ def _table(file: _File, name: str) -> dict[str, Any]:
 
 
 def _seeds(file: _File) -> list[int]:
-    given, found = file.plan.get("seeds", 3), []
+    given, found = file.content.get("seeds", 3), []
     with file.noted("seeds"):
         counted = isinstance(given, int) and not isinstance(given, bool)
         several = list(range(min(given, MOST + 1))) if counted else given
@@ -208,7 +208,7 @@ def _expanded(file: _File) -> list[str]:
             axes = [_axis(file, method, name, values) for method, grid in mine.items() for name, values in grid.items()]
             for point in itertools.product(*axes):
                 found[str(parse(" + ".join(str(_at(call, point)) for call in calls)))] = None
-    named = set(re.findall(r"\w+", str(file.plan.get("methods"))))
+    named = set(re.findall(r"\w+", str(file.content.get("methods"))))
     for name in [name for name in grids if name not in used and name not in named]:
         nearest = did_you_mean(name, named)
         file.wrong(

@@ -95,7 +95,7 @@ def _found() -> dict[str, Path] | None:
 
 def _read(hospital: str, path: Path) -> tuple[Rows, torch.Tensor]:
     """The columns of one hospital as numbers with gaps, and whether each patient is ill."""
-    lines = [line.strip().split(",") for line in path.read_text().splitlines() if line.strip()]
+    lines = [line.strip().split(",") for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
     for number, line in enumerate(lines, 1):
         if len(line) != len(COLUMNS) + 1:
             raise EquipoiseError(f"Line {number} of `{path}` must have {len(COLUMNS) + 1} values. Found {len(line)}.")

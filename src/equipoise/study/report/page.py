@@ -80,12 +80,12 @@ def read_style() -> str:
     """The style sheet of the page, with the colours of the plots."""
     colours = "".join(f".c{i}{{--c:{colour}}}" for i, colour in enumerate(COLOURS))
     minus = f":root{{--minus:{NEGATIVE};--minus-dark:{NEGATIVE_ON_DARK}}}"
-    return minus + (HERE / "page.css").read_text() + colours
+    return minus + (HERE / "page.css").read_text(encoding="utf-8") + colours
 
 
 def read_script() -> str:
     """What makes the page answer to the reader."""
-    return (HERE / "page.js").read_text()
+    return (HERE / "page.js").read_text(encoding="utf-8")
 
 
 def wrap_page(title: str, body: str, more_style: str = "", more_script: str = "") -> str:

@@ -39,12 +39,12 @@ TITLE = "live"
 
 def read_live_style() -> str:
     """The style sheet of the live page."""
-    return read_style() + (HERE / "watch.css").read_text()
+    return read_style() + (HERE / "watch.css").read_text(encoding="utf-8")
 
 
 def read_live_script() -> str:
     """The script of the live page."""
-    return read_script() + (HERE / "watch.js").read_text()
+    return read_script() + (HERE / "watch.js").read_text(encoding="utf-8")
 
 
 def build_live_page(content: str, version: str, now: float) -> str:
@@ -54,7 +54,10 @@ def build_live_page(content: str, version: str, now: float) -> str:
         "<p id='trouble' class='note' role='status' hidden></p>"
     )
     return wrap_page(
-        TITLE, f"<main>{mark}{content}</main>", (HERE / "watch.css").read_text(), (HERE / "watch.js").read_text()
+        TITLE,
+        f"<main>{mark}{content}</main>",
+        (HERE / "watch.css").read_text(encoding="utf-8"),
+        (HERE / "watch.js").read_text(encoding="utf-8"),
     )
 
 
