@@ -92,6 +92,10 @@ class Loopback:
         extra += ["--simulation"] if self.simulated else []
         self.start("superlink", "flower-superlink", *safety, *extra, "--host", "127.0.0.1", "--port", str(self.port),
                    "--disable-runtime-dependency-installation")  # fmt: skip
+        self.wait_for_superlink()
+
+    def wait_for_superlink(self) -> None:
+        """Wait until the SuperLink answers."""
         for _ in range(3000):
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 1):
                 return
@@ -111,12 +115,13 @@ class Loopback:
         done = subprocess.run(words, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=60)
         return done.stdout + done.stderr
 
-    def run(self, app: Path, seconds: float, config: str = "") -> Iterator[str]:
-        """Start a run, and give what it says, line by line, for so many seconds at most."""
+    def run(self, app: Path, seconds: float, config: str = "", superlink: str = "here") -> Iterator[str]:
+        """Start a run, and give what it says, line by line, for so many seconds at most. `superlink` is the name of the
+        SuperLink in Flower's configuration."""
         changed = ["--run-config", config] if config else []
         if self.simulated:
             changed += ["--federation-config", f"num-supernodes={self.simulated} client-resources-num-cpus=1"]
-        words = [find_command("flwr"), "run", str(app), "here", "--stream", *changed]
+        words = [find_command("flwr"), "run", str(app), superlink, "--stream", *changed]
         process = subprocess.Popen(
             words, cwd=self.folder, env=self.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             start_new_session=True,

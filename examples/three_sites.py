@@ -78,10 +78,11 @@ def main(folder: Path) -> None:
                 records = Path(line.removeprefix("Records: ").strip())
         if records is None:
             sys.exit(f"The run did not end well. {here.read_log('superlink')[-2000:]}")
-        found = pq.read_table(records / "records.parquet").to_pylist()
+        rows = pq.read_table(records / "records.parquet").to_pylist()
+        found = [row for row in rows if row["metric"] == "accuracy" and row["split"] == "test"]
         print("\nTest accuracy of every site after every round, as recorded:")
         for r in range(1, ROUNDS + 1):
-            of = {row["client"]: row["value"] for row in found if row["round"] == r and row["metric"] == "accuracy"}
+            of = {row["client"]: row["value"] for row in found if row["round"] == r}
             print(
                 f"  round {r}: " + ", ".join(f"{name} {of[name]:.3f}" if name in of else f"{name} -" for name in NAMES)
             )

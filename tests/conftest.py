@@ -30,6 +30,17 @@ def _surroundings(tmp_path_factory):
     os.environ.update(before)
 
 
+@pytest.fixture(autouse=True)
+def _only_the_librarys_methods():
+    """A method that a test registers is gone after it: others count the methods."""
+    from equipoise.methods import METHODS
+
+    known = set(METHODS)
+    yield
+    for name in set(METHODS) - known:
+        del METHODS[name]
+
+
 @pytest.fixture
 def real_data():
     """The folder with the real data sets; without one, the test is skipped."""

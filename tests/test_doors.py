@@ -28,6 +28,8 @@ def python(script: str, *words: str) -> str:
         ("equipoise.cli", "torch"),
         ("equipoise.study.report.page", "torch"),
         ("equipoise.study.report.page", "equipoise.engine"),
+        ("equipoise.study.watch.server", "torch"),
+        ("equipoise.study.watch.server", "equipoise.engine"),
         ("equipoise.flower", "equipoise.study"),
         ("equipoise.flower.site", "equipoise.study"),
         ("equipoise.engine", "equipoise.runs"),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import bdtr, stdtrit
+from scipy.special import bdtr, stdtr, stdtrit
 
 Values = Sequence[float] | NDArray[np.float64]  # one value per client; NaN: the client has none
 
@@ -186,12 +186,20 @@ FORMULAS: dict[str, Formula] = {
 
 
 # --------------------------------------------------------------------------- over seeds, over samples
+PLUS_MINUS = "half the width of the 95 % interval over seeds (Student's t)"  # what ± means in all tables
+
+
 class Interval(NamedTuple):
     """A mean and its 95 % confidence interval."""
 
     mean: float
     low: float  # NaN where the spread is unknown, as for a single value
     high: float  # NaN where the spread is unknown, as for a single value
+
+    @property
+    def half(self) -> float:
+        """Half the width of the interval, which is what ± means wherever it is printed."""
+        return (self.high - self.low) / 2
 
 
 def over_seeds(values: Values) -> Interval:
@@ -217,6 +225,30 @@ def paired(first: Mapping[int, float], second: Mapping[int, float]) -> Interval:
     0.5
     """
     return over_seeds([second[seed] - first[seed] for seed in sorted(first.keys() & second.keys())])
+
+
+def find_discoveries(differences: NDArray[np.float64], rate: float = 0.05) -> NDArray[np.bool_]:
+    """For which clients the mean difference over seeds is not zero, among many that are looked at.
+
+    `differences` is `[seeds, clients]`. Each client is tested by Student's t; the procedure of Benjamini and Hochberg
+    keeps the share of false discoveries among all of them at `rate`. With one seed nothing can be tested, and none is
+    found.
+
+    >>> find_discoveries(np.array([[0.30, 0.02], [0.31, -0.02], [0.29, 0.01]])).tolist()
+    [True, False]
+    """
+    seeds, clients = differences.shape
+    if seeds < 2 or not clients:
+        return np.zeros(clients, dtype=bool)
+    mean, error = differences.mean(0), differences.std(0, ddof=1) / math.sqrt(seeds)
+    size = np.abs(mean)
+    t = np.divide(size, error, out=np.where(size > 0, np.inf, 0.0), where=error > 0)
+    p = 2 * stdtr(seeds - 1, -t)
+    order = np.argsort(p)
+    kept = np.flatnonzero(p[order] <= rate * np.arange(1, clients + 1) / clients)
+    found = np.zeros(clients, dtype=bool)
+    found[order[: kept[-1] + 1 if len(kept) else 0]] = True
+    return found
 
 
 @lru_cache(maxsize=4096)  # clients with the same number of samples often have the same accuracy

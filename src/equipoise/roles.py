@@ -14,6 +14,7 @@ from typing import ClassVar, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from equipoise.errors import EquipoiseError
 from equipoise.types import (
     ClientState,
     Local,
@@ -55,10 +56,19 @@ class Part:
     _gives: ClassVar[tuple[str, ...]] = ()
     _remembers: ClassVar[str] = ""
 
-    def __init_subclass__(cls, needs: tuple[str, ...] = (), gives: tuple[str, ...] = (), remembers: str = "") -> None:
+    def __init_subclass__(
+        cls, needs: tuple[str, ...] | str = (), gives: tuple[str, ...] | str = (), remembers: str = ""
+    ) -> None:
         super().__init_subclass__()
-        cls._needs, cls._gives = needs or cls._needs, gives or cls._gives
+        cls._needs = cls._read_names("needs", needs) or cls._needs
+        cls._gives = cls._read_names("gives", gives) or cls._gives
         cls._remembers = remembers or cls._remembers
+
+    @classmethod
+    def _read_names(cls, word: str, names: tuple[str, ...] | str) -> tuple[str, ...]:
+        if isinstance(names, str):  # its letters would pass for names
+            raise EquipoiseError(f"`{cls.__name__}`: {word} is a tuple of names. Write {word}=({names!r},).")
+        return names
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -163,8 +173,12 @@ class Term(ClientPart):
         """Replace the base losses `[batch]` (cross-entropy) by others of the same shape."""
         return losses
 
+    whole_loss: ClassVar[bool] = False
+    """Whether `loss` gives one number for the whole batch. It must then leave out padding, where `local.keep` is 0."""
+
     def loss(self, local: Local) -> Tensor | None:
-        """A loss to add: `[batch]`, whose mean over the batch is taken, or a scalar. None: nothing is added."""
+        """A loss to add: `[batch]`, whose mean over the batch is taken, or a scalar of a term that has `whole_loss`.
+        None: nothing is added."""
         return None
 
     def scale(self, loss: Tensor, received: Received) -> Tensor:

@@ -51,7 +51,7 @@ def test_compare_prints_one_table_and_says_what_it_shows(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "fedheal(tau=0.3, beta=0.4)" in done.stdout
-    assert "±" in done.stdout
+    assert "± half the width of the 95 % interval over seeds" in " ".join(done.stdout.split())
     assert "Validation data choose fed" in done.stdout
     assert "Levelling-down check of " in done.stdout
     assert "Try next" in done.stdout
@@ -70,7 +70,7 @@ def test_comparisons_and_experiments_keep_for_plots(tmp_path):
     )  # fmt: skip
     assert compared.returncode == 0, compared.stderr
     assert "No run could keep saliency" in " ".join(compared.stderr.split())
-    assert "Validation data choose fedheal" in compared.stdout
+    assert "fedheal is the only one that can be compared" in compared.stdout
     assert '<figure id="separators">' in (tmp_path / "runs" / "report.html").read_text()
     (tmp_path / "plan.toml").write_text(
         "methods = ['fedheal']\ndata = ['gaussians']\nseeds = 1\nrounds = 2\nkeep = ['consistency']\n"
@@ -109,6 +109,21 @@ def test_a_terminated_run_keeps_its_rounds(tmp_path):
 
 
 @pytest.mark.slow
+def test_a_finished_run_is_shown_and_done_again_only_if_asked(tmp_path):
+    words = ("run", "gaussians", "--rounds", "2", "--out", str(tmp_path))
+    first = invoke(*words)
+    (manifest,) = tmp_path.glob("*/manifest.json")
+    written = manifest.stat().st_mtime_ns
+    second = invoke(*words)
+    assert "was finished before" in second.stdout
+    assert manifest.stat().st_mtime_ns == written
+    table = lambda text: [line for line in text.splitlines() if "client" in line]  # noqa: E731
+    assert table(second.stdout) == table(first.stdout)
+    third = invoke(*words, "--again")
+    assert "was finished before" not in third.stdout
+    assert manifest.stat().st_mtime_ns > written
+
+
 def test_ctrl_c_stops_at_once_and_keeps_what_is_finished(tmp_path):
     words = ("compare", "scanners", "--methods", "fedavg", "--seeds", "40", "--rounds", "4", "--workers", "1")
     code, out, err = stopped(

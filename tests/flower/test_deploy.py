@@ -1,12 +1,16 @@
 """`equipoise deploy init` writes an app that Flower accepts, and that a person can read."""
 
 import json
+import shlex
 import tomllib
 
 import pytest
 from typer.testing import CliRunner
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[flower]'")
+
+from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
+from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
 from equipoise import EquipoiseError
 from equipoise.cli import app
@@ -65,6 +69,59 @@ def test_an_app_for_the_sites_own_tables(tmp_path):
     again = init(tmp_path / "other", "--schema", tmp_path / "app" / "federated" / "schema.json", "--sites", 5)
     assert again.exit_code == 0, again.output
     assert json.loads((tmp_path / "other" / "federated" / "schema.json").read_text()) == schema
+
+
+def lines_to_type(output):
+    return [line.strip() for line in output.splitlines() if line.startswith("   ")]
+
+
+def of_flower(lines, name):
+    return [shlex.split(line)[1:] for line in lines if line.startswith(name)]
+
+
+def test_it_ends_with_the_commands_for_one_machine(tmp_path):
+    """Each is accepted by Flower's own parser, and no two SuperNodes share a port."""
+    done = init(tmp_path / "app", "--data", "gaussians", "--address", "127.0.0.1:8123")
+    lines = lines_to_type(done.output)
+    nodes = [_parse_args_run_supernode().parse_args(words) for words in of_flower(lines, "flower-supernode")]
+    assert [node.node_config for node in nodes] == [f"partition-id={k}" for k in range(3)]
+    assert len({node.port for node in nodes}) == 3
+    assert {(node.superlink, node.insecure) for node in nodes} == {("127.0.0.1:8123", True)}
+    (words,) = of_flower(lines, "flower-superlink")
+    server = _parse_args_run_superlink().parse_args(words)
+    assert (server.host, server.port, server.insecure) == ("127.0.0.1", 8123, True)
+    known = tomllib.loads("\n".join(line for line in lines if line.startswith(("[", "address", "insecure", "root"))))
+    assert known == {"superlink": {"federation": {"address": "127.0.0.1:8123", "insecure": True}}}
+    assert lines[-1] == f"flwr run {tmp_path / 'app'} federation --stream"
+
+
+def test_it_ends_with_the_commands_for_several_machines(tmp_path):
+    (tmp_path / "schema.json").write_text(json.dumps({"label": "y", "classes": ["a", "b"], "columns": {"x": "number"}}))
+    options = ("--schema", tmp_path / "schema.json", "--sites", 5, "--address", "fl.example.org:8000")
+    lines = lines_to_type(init(tmp_path / "app", *options).output)
+    (words,) = of_flower(lines, "flower-supernode")  # the same at every site but for its name and file
+    node = _parse_args_run_supernode().parse_args(words)
+    assert (node.superlink, node.root_certificates, node.insecure) == ("fl.example.org:8000", "ca.pem", False)
+    assert node.auth_supernode_private_key == "north"
+    assert node.node_config == 'site="north" data="/path/to/north.csv"'
+    (words,) = of_flower(lines, "flower-superlink")
+    server = _parse_args_run_superlink().parse_args(words)
+    assert (server.host, server.ssl_certfile, server.enable_supernode_auth) == ("0.0.0.0", "server.pem", True)
+    assert 'printf "subjectAltName=DNS:fl.example.org,DNS:localhost,IP:127.0.0.1\\n" > names' in lines
+    assert "flwr supernode register north.pub federation" in lines
+    open_ones = lines_to_type(init(tmp_path / "open", *options, "--no-tls").output)
+    assert not any("pem" in line or "ssh-keygen" in line for line in open_ones)
+    safe = lines_to_type(init(tmp_path / "safe", "--data", "gaussians", "--tls").output)
+    assert [words[3] for words in of_flower(safe, "flower-supernode")] == ["site1", "site2", "site3"]
+    many = lines_to_type(init(tmp_path / "many", "--data", "scanners").output)
+    assert [words[-1] for words in of_flower(many, "flower-supernode")] == [f"partition-id={k}" for k in (0, 1, 11)]
+    assert "12 in all" in " ".join(many)
+
+
+def test_an_address_without_a_port_is_refused(tmp_path):
+    done = init(tmp_path / "app", "--data", "gaussians", "--address", "server")
+    assert "--address must be host:port" in str(done.exception)
+    assert not (tmp_path / "app").exists()
 
 
 def test_mistakes_are_said_before_anything_is_written(tmp_path):

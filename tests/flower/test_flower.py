@@ -2,6 +2,8 @@
 
 import csv
 import json
+import logging
+import re
 import warnings
 from dataclasses import replace
 
@@ -14,12 +16,12 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipo
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
 from equipoise import EquipoiseError, EquipoiseWarning, run
-from equipoise.flower import Plan, client_app, federate, wire
+from equipoise.flower import Plan, client_app, federate, server_app, wire
 from equipoise.method import METHODS
 from equipoise.runs.reading import read_all
-from equipoise.runs.writing import save
+from equipoise.runs.writing import describe_run, save
 from equipoise.study.report.figures import group_studies
-from equipoise.study.report.verdict import judge_all
+from equipoise.study.report.verdict import choose_by_validation, judge_all
 from kit import NormNet, blobs, pictures
 from kit.flower import LoopGrid
 from kit.rows import QUICK, needs_images
@@ -51,12 +53,22 @@ def on_flower(text, data, fault=None, **options):
     return federate(grid_of(plan, data, fault), plan)
 
 
+def scores_of(result, split):
+    return {
+        (record.round, s.client, s.domain, s.metric, s.samples): s.value
+        for record in result.rounds
+        for s in record.scores
+        if s.split == split
+    }
+
+
 def same(flower, simulation, tolerance=1e-5):
     torch.testing.assert_close(flower.server.theta, simulation.server.theta, rtol=tolerance, atol=tolerance)
     for name, value in simulation.server.buffers.items():
         torch.testing.assert_close(flower.server.buffers[name], value, rtol=tolerance, atol=tolerance)
     for metric in ("accuracy", "loss"):
-        assert flower.values(metric) == pytest.approx(simulation.values(metric), abs=1e-4)
+        for split in ("test", "validation"):
+            assert flower.values(metric, split) == pytest.approx(simulation.values(metric, split), abs=1e-4)
     for a, b in zip(flower.rounds, simulation.rounds, strict=True):
         assert (a.round, a.clients) == (b.round, b.clients)
         assert a.weights == pytest.approx(b.weights, abs=1e-5)
@@ -202,23 +214,46 @@ def test_a_bad_answer_is_left_out_and_leaves_no_trace(why):
     assert torch.equal(result.server.theta, silent.server.theta)
 
 
-def test_an_odd_evaluation_or_greeting_ends_no_run():
-    def without(kind, key):
+def test_an_odd_evaluation_ends_no_run():
+    for split in ("test", "validation"):
+
+        def without(asked, answer, split=split):
+            if asked.metadata.message_type == "evaluate" and answer.content.config_records[wire.FACTS]["name"] == "c1":
+                del answer.content[split]
+            return answer
+
+        result = on_flower("fedavg", blobs(), without, rounds=2)
+        assert {score.client for score in result.rounds[-1].scores} == {"c0", "c2", "c3"}
+        assert f"its {split} scores are not numbers" in result.rounds[-1].rejected[0].why
+
+
+def test_an_odd_greeting_is_told_in_words():
+    def changed(change):
         def fault(asked, answer):
-            if (
-                asked.metadata.message_type == kind
-                and answer.content.config_records[wire.FACTS].get("name", "c1") == "c1"
-            ):
-                del answer.content.config_records[wire.FACTS][key]
+            if asked.metadata.message_type == "query.hello":
+                change(answer.content.config_records[wire.FACTS])
             return answer
 
         return fault
 
-    result = on_flower("fedavg", blobs(), without("evaluate", "samples"), rounds=2)
-    assert {score.client for score in result.rounds[-1].scores} == {"c0", "c2", "c3"}
-    assert "does not say on how many samples" in result.rounds[-1].rejected[0].why
-    with pytest.raises(EquipoiseError, match="it does not say which site it is"):
-        on_flower("fedavg", blobs(), without("query.hello", "about"), rounds=2, round_timeout=1)
+    def rewrite(**new):
+        def change(facts):
+            about = {**json.loads(facts["about"]), **new}
+            facts["about"] = json.dumps({name: value for name, value in about.items() if value != "gone"})
+
+        return change
+
+    for change in (
+        lambda facts: facts.pop("about"),
+        rewrite(validation="gone"),
+        rewrite(schema=[3]),
+        rewrite(train="many"),
+        rewrite(shape=["x"]),
+        lambda facts: facts.update(about="[]"),
+    ):
+        with pytest.raises(EquipoiseError, match="it does not say which site it is") as caught:
+            on_flower("fedavg", blobs(), changed(change), rounds=2)
+        assert str(caught.value).count("cannot take part") == 4  # all of them, and not only the first
 
 
 def test_what_each_site_gained_is_one_section_of_the_report(tmp_path):
@@ -227,6 +262,7 @@ def test_what_each_site_gained_is_one_section_of_the_report(tmp_path):
     (study,) = group_studies(read_all([tmp_path])[0])
     assert list(study.runs) == ["fedavg", "qffl", "local_only"]
     assert [verdict.method for verdict in judge_all(study)] == ["qffl"]
+    assert choose_by_validation(study) is not None  # sites score their validation data, as a simulation does
 
 
 def test_an_answer_that_comes_twice_counts_once():
@@ -371,18 +407,37 @@ def test_sites_with_tables_of_their_own(tmp_path):
 
     whole = own(str(together), schema=str(tmp_path / "schema.json"))
     training = replace(whole.protocol.training, lr=0.1)
-    same(result, simulated("qffl", whole, rounds=2, training=training))
+    simulation = simulated("qffl", whole, rounds=2, training=training)
+    same(result, simulation)
     assert result.federation.schema == whole.schema
+    for split in ("validation", "test"):
+        there = scores_of(simulation, split)
+        assert there, split
+        assert scores_of(result, split) == pytest.approx(there, abs=1e-6)
+    rows = {name: len((tmp_path / f"{name}.csv").read_text().splitlines()) - 1 for name in names}
+    for known in (result.federation, whole):  # every row is in one split, here and there
+        for client in known.clients:
+            held = torch.cat([client.train, client.validation, client.test])
+            assert len(held.unique()) == len(held) == rows[client.name]
+    facts = [describe_run(one)["data"]["clients"] for one in (result, simulation)]
+    sizes = [[{key: c[key] for key in ("name", "train", "validation", "test")} for c in one] for one in facts]
+    assert sizes[0] == sizes[1]
 
 
 def test_sites_that_do_not_fit_are_told(tmp_path):
     names = write_tables(tmp_path)
-    plan = Plan(sites=2, rounds=1)
+    plan = Plan(sites=2, rounds=1, start_timeout=0.01)
     nodes = {1: {"site": "x", "data": str(tmp_path / "nothing.csv")}}
-    with pytest.raises(
-        EquipoiseError, match=r"A site cannot take part: There is no file or folder .*nothing.csv` at site `x`"
-    ):
-        federate(LoopGrid(client_app(plan), nodes), plan)
+    said = []
+    with pytest.raises(EquipoiseError) as caught:
+        federate(LoopGrid(client_app(plan), nodes), plan, on_note=said.append)
+    assert re.fullmatch(
+        "The run cannot begin.\n"
+        r"- `x` cannot take part: There is no file or folder .*nothing.csv` at site `x`.\n"
+        r"- 0 of 2 sites came within 0.01 s: none. Start the others, or set `sites`.",
+        str(caught.value),
+    )
+    assert "`x` cannot take part" in said[0]  # before the others have come
     for config, words in (({}, "This site has no data"), ({"partition-id": 9}, "must lie in 0 .. 3")):
         data = blobs() if config else None
         with pytest.raises(EquipoiseError, match=words):
@@ -393,8 +448,77 @@ def test_sites_that_do_not_fit_are_told(tmp_path):
         k: {"site": names[k], "data": str(tmp_path / f"{names[k]}.csv"), "schema": str(tmp_path / file)}
         for k, file in enumerate(("schema.json", "other.json"))
     }
-    with pytest.raises(EquipoiseError, match="Sites must agree on `classes`"):
+    with pytest.raises(
+        EquipoiseError, match=r"classes are a, b, c at `c0` and a, b, c, d at `c1`\.\n.*the same schema\.json"
+    ):
         federate(LoopGrid(client_app(plan), nodes), plan)
+
+
+def test_all_mismatches_of_all_sites_are_said_at_once(tmp_path):
+    """Two mistakes at one site, one at another, and none at the others: one error tells the three, in words."""
+    names = write_tables(tmp_path)
+    for name, old, new in (("c1", "f2", "F2"), ("c1", ",a", ",z"), ("c3", "f0,f1", "f0,other")):
+        file = tmp_path / f"{name}.csv"
+        file.write_text(file.read_text().replace(old, new))
+    plan = Plan(sites=4, rounds=1)
+    nodes = {k + 1: {"site": name, "data": str(tmp_path / f"{name}.csv")} for k, name in enumerate(names)}
+    grid = LoopGrid(client_app(plan, schema=tmp_path / "schema.json"), nodes)
+    with pytest.raises(EquipoiseError) as caught:
+        federate(grid, plan)
+    text = str(caught.value)
+    assert "`c1` cannot take part: 2 mistakes:" in text
+    assert "Label 'z' is not one of the classes: a, b, c." in text
+    assert re.search(r"There is no column `f2` at client `c1` \(.*c1\.csv`\)\. Did you mean `F2`\?", text)
+    assert "`c3` cannot take part: There is no column `f1` at client `c3`" in text
+    assert "`c0` cannot" not in text
+    assert set(grid.kinds) == {"query.hello"}  # before the first round
+
+
+def test_two_nodes_of_one_name_are_said_once_and_do_not_begin(tmp_path, monkeypatch):
+    monkeypatch.setattr("equipoise.flower.desk.POLL", 0.01)
+    names = write_tables(tmp_path)
+    nodes = {k: {"site": names[k // 2], "data": str(tmp_path / f"{names[k // 2]}.csv")} for k in range(3)}
+    plan, said = Plan(sites=3, rounds=1, start_timeout=0.5), []
+    with pytest.raises(EquipoiseError, match="two nodes call themselves `c0`"):
+        federate(LoopGrid(client_app(plan, schema=tmp_path / "schema.json"), nodes), plan, on_note=said.append)
+    assert len(said) == 1
+
+
+def test_a_site_that_mends_its_data_while_others_are_awaited_takes_part(tmp_path):
+    names = write_tables(tmp_path)
+    good = (tmp_path / "c1.csv").read_text()
+    (tmp_path / "c1.csv").write_text(good.replace("f2", "g2"))
+    plan = Plan(sites=4, rounds=1)
+    nodes = {k + 1: {"site": name, "data": str(tmp_path / f"{name}.csv")} for k, name in enumerate(names)}
+    grid = LoopGrid(client_app(plan, schema=tmp_path / "schema.json"), {k: nodes[k] for k in (1, 2, 3)})
+
+    def mend(text):
+        (tmp_path / "c1.csv").write_text(good)
+        grid.replace(2, 22)
+        grid.contexts[4] = Context(1, 4, dict(nodes[4]), RecordDict(), {})
+
+    result = federate(grid, plan, on_note=lambda text: mend(text) if "cannot take part" in text else None)
+    assert result.rounds[0].clients == (0, 1, 2, 3)
+
+
+def test_the_log_tells_a_mistake_without_a_stack_trace(tmp_path, caplog):
+    """Flower logs every error of an app with its stack trace; a user's mistake is told in words."""
+    plan = Plan(sites=9, start_timeout=0.01, out=str(tmp_path))
+    grid, empty = grid_of(plan, blobs()), Context(1, 0, {}, RecordDict(), {})
+    flower = logging.getLogger("flwr")
+    flower.propagate = True
+    try:
+        for error in (EquipoiseError, ZeroDivisionError):
+            try:
+                server_app(plan)(grid, empty) if error is EquipoiseError else 1 / 0
+            except error as found:
+                flower.error("%s raised an exception", "ServerApp", exc_info=found)
+    finally:
+        flower.propagate = False
+    mistake, bug = caplog.text.split("ERROR")[1:]
+    assert "4 of 9 sites came within 0.01 s" in mistake
+    assert "Traceback" not in mistake
+    assert "Traceback" in bug
 
 
 # --------------------------------------------------------------------------- the plan

@@ -1,8 +1,11 @@
 """A SuperLink and SuperNodes, started as processes on this machine: plain, and with TLS and authenticated nodes."""
 
 import json
+import re
+import shlex
 import shutil
 from importlib.util import find_spec
+from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
@@ -11,9 +14,13 @@ import torch
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[flower]'")
 
 from equipoise import run
+from equipoise.data.own import own
+from equipoise.engine.guard import DEPLOYMENT_GUARD
 from equipoise.flower import Plan
 from equipoise.flower.deploy import write_app
-from loopback import Loopback, make_node_key
+from kit.command import invoke
+from kit.sites import LABEL, write_site
+from loopback import Loopback, find_free_port, make_node_key
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SECONDS = 600  # far more than a run takes; a run that hangs fails
@@ -84,3 +91,56 @@ def test_tls_and_authenticated_nodes(tmp_path):
     assert len(manifest["data"]["clients"]) == 2
     rows = pq.read_table(place / "records.parquet").to_pylist()
     assert len({row["client"] for row in rows}) == 2
+
+
+def test_three_hospitals_join_by_the_commands_that_deploy_init_prints(tmp_path, monkeypatch):
+    """Schemas at the sites, one schema of all, an app, and a run by the printed commands. Its validation and test scores
+    are those of a simulation of the three files. Sites that do not fit are all told in words before that."""
+    monkeypatch.chdir(tmp_path)
+    names = ("north", "east", "south")
+    for name in names:
+        write_site(tmp_path, name)
+        invoke("schema", f"{name}.csv", "-o", f"{name}.json", "--label", LABEL, "--ignore", "id")
+    invoke("deploy", "merge-schemas", *(f"{name}.json" for name in names))
+    agreed = json.loads(Path("schema.json").read_text())
+    agreed["columns"]["weight"] = "number"  # which no site has
+    Path("other.json").write_text(json.dumps(agreed))
+    with Loopback(tmp_path / "federation") as here:
+        words = ("--sites", "3", "--rounds", "1", "--model", "linear", "--address", here.address, "--site-state", "")
+        wrong, said = ([*invoke("deploy", "init", app, "--schema", schema, *words).output.splitlines()]
+                       for app, schema in (("wrong", "other.json"), ("app", "schema.json")))  # fmt: skip
+        lines = [line.strip() for line in said if line.startswith("   ")]
+        (tmp_path / "federation" / "home" / "config.toml").write_text("\n".join(known_server(lines)))
+        (server,) = (line for line in lines if line.startswith("flower-superlink"))
+        here.start("superlink", *shlex.split(server))
+        here.wait_for_superlink()
+        nodes = [line for line in lines if line.startswith("flower-supernode")]
+        for k, (name, line) in enumerate(zip(names, nodes, strict=True), 1):
+            mine = line.replace(f"/path/to/site{k}.csv", str(tmp_path / f"{name}.csv")).replace(f"site{k}", name)
+            mine = re.sub(r"--port \d+", f"--port {find_free_port()}", mine)  # other tests may use the printed ones
+            here.start(name, *shlex.split(mine))
+        told = "\n".join(here.run(tmp_path / "wrong", SECONDS, superlink="federation"))
+        for name in names:
+            assert f"`{name}` cannot take part: There is no column `weight` at client `{name}`" in told
+        assert "Traceback" not in told
+        assert wrong != said
+        output = list(here.run(tmp_path / "app", SECONDS, f'out="{tmp_path / "runs"}"', superlink="federation"))
+    places = list((tmp_path / "runs").glob("*/manifest.json"))
+    assert len(places) == 1, "\n".join(output)
+    for name in names:
+        (tmp_path / "together" / name).mkdir(parents=True)
+        shutil.copy(tmp_path / f"{name}.csv", tmp_path / "together" / name / "rows.csv")
+    together = own(str(tmp_path / "together"), schema=str(tmp_path / "schema.json"))
+    simulated = run("fedavg", together, rounds=1, model="linear", runner="inline", guard=DEPLOYMENT_GUARD)
+    expected = {(s.client, s.split, s.metric): s.value for s in simulated.scores}
+    assert {split for _, split, _ in expected} == {"test", "validation"}
+    rows = pq.read_table(places[0].parent / "records.parquet").to_pylist()
+    found = {(row["client"], row["split"], row["metric"]): row["value"] for row in rows}
+    assert found == pytest.approx(expected, abs=1e-6)
+    clients = json.loads(places[0].read_text())["data"]["clients"]
+    assert [sum(client[split] for split in ("train", "validation", "test")) for client in clients] == [60, 60, 60]
+
+
+def known_server(lines):
+    """The lines that go into Flower's config.toml."""
+    return [line for line in lines if line.startswith(("[superlink", "address = ", "insecure = "))]

@@ -65,7 +65,7 @@ def test_sites_that_prepare_images_otherwise_do_not_take_part():
     answer = mixed.app
     last = list(mixed.contexts)[-1]
     mixed.app = lambda message, context: (grids[1].app if context.node_id == last else answer)(message, context)
-    with pytest.raises(EquipoiseError, match="Sites must agree on `preparation`"):
+    with pytest.raises(EquipoiseError, match=r"`preparation` is .* at `a` and .* at `c`"):
         federate(mixed, plan)
 
 

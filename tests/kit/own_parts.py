@@ -164,3 +164,12 @@ class BySize(BySamples, needs=("update_size",)):
     def __call__(self, round: Round, state: State) -> Weighed:
         size = self.raw(round.reports)
         return Weighed(size / size.sum(), figures={"update_size": size})
+
+
+@dataclass(frozen=True)
+class SendsRow(Share):
+    """Sends the first client's update down, once: as it came, without a copy."""
+
+    def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
+        row = state.tensor("first", round.reported[0])
+        return Sent({"row": row}, {"first": row})

@@ -15,13 +15,14 @@ import torch
 
 from equipoise import EquipoiseError, EquipoiseWarning, Guard, load, load_federation, run
 from equipoise.engine.result import Rejection
+from equipoise.engine.simulation import prepare_simulation
 from equipoise.runs.loading import measure
 from equipoise.runs.reading import find_runs, read, read_all
 from equipoise.runs.writing import Recorder, save
 from equipoise.study.experiment import read_experiment
 from equipoise.study.jobs import Job, find_finished, list_jobs, summarise
 from equipoise.study.workers import Failure, execute_all
-from kit import NormNet, blobs, pictures, recorded
+from kit import NormNet, Stop, blobs, pictures, recorded, stop_after
 
 JOB = Job("fedavg", "gaussians", rounds=3)
 
@@ -119,6 +120,40 @@ def test_a_killed_run_shows_what_it_did_and_is_done_again(tmp_path):
     assert find_finished(todo, settings, tmp_path) == place
     wants_more = replace(todo, keep=("conflicts",))
     assert find_finished(wants_more, settings, tmp_path) is None
+
+
+def hashes(folder):
+    return {p.relative_to(folder): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize("end", [1, 3])
+def test_a_finished_run_stays_until_its_successor_is_whole(tmp_path, end):
+    _, place = recorded(JOB, tmp_path)
+    before = hashes(tmp_path)
+    with pytest.raises(Stop):
+        recorded(JOB, tmp_path, stop_after(end))
+    assert hashes(tmp_path) == before
+    seen = []
+    _result, again = recorded(JOB, tmp_path, lambda record: seen.append(read(place).is_finished))
+    assert seen == [True] * 3
+    assert again == place
+    assert read(place).is_finished
+    after = hashes(tmp_path)
+    assert set(after) == set(before)
+    model = place.relative_to(tmp_path) / "model.safetensors"
+    assert after[model] == before[model]
+    assert find_runs([tmp_path]) == [place]
+
+
+def test_a_kill_during_a_second_run_leaves_the_finished_one(tmp_path):
+    _, place = recorded(JOB, tmp_path)
+    before = hashes(place)
+    begun = prepare_simulation(JOB.settings(load_federation("gaussians")))
+    recorder = Recorder(begun, tmp_path)  # as if the process were killed here
+    recorder.lock.close()
+    recorder._close()
+    assert hashes(place) == before
+    assert find_runs([tmp_path]) == [place]
 
 
 def test_finished_runs_are_skipped_and_other_settings_kept_apart(tmp_path):

@@ -15,17 +15,19 @@ RESULTS = [
 ]
 
 
-def test_figures_are_means_and_sample_deviations_over_seeds():
+def test_figures_are_means_over_seeds_with_half_their_interval():
     table = tabulate(RESULTS)
     assert table.columns == ("a", "b", "AVG", "STD", "MIN")
     assert table.seeds == 2
     row = table.rows["fedavg"]
     assert row["a"].mean == pytest.approx(91)
-    assert row["a"].spread == pytest.approx(2**0.5)
+    assert row["a"].half == pytest.approx(12.7062)  # t of one degree of freedom, times sqrt(2) / sqrt(2)
     assert row["AVG"].mean == pytest.approx((70 + 73) / 2)
     assert row["STD"].mean == pytest.approx((20 + 19) / 2)
     assert row["MIN"].mean == pytest.approx(52)
     assert str(Cell(50.04, 0.0)) == "50.0 ± 0.0"
+    assert "± is half the width of the 95 % interval" in str(table)
+    assert "±" not in str(tabulate(RESULTS[:1]))
     assert str(tabulate(RESULTS[:1]).rows["fedavg"]["a"]) == "90.0"
 
 

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from equipoise import __version__
-from equipoise.cli import deploy, doctor, listings, stored, train
+from equipoise.cli import deploy, doctor, listings, stored, train, watch
 from equipoise.cli.options import Plugins, import_plugins, take_plugins
 from equipoise.cli.screens import errors, screen
 from equipoise.errors import EquipoiseError
@@ -30,10 +30,13 @@ for command in (
     listings.datasets,
     listings.models,
     stored.report,
+    stored.verdict,
     stored.plot,
     stored.runs,
     stored.evaluate,
+    watch.watch,
     doctor.doctor,
+    deploy.schema,
 ):
     app.command()(command)
 app.add_typer(deploy.app, name="deploy")

@@ -1,16 +1,20 @@
-"""The commands `equipoise deploy ...`, which turn a method into an app that Flower runs at real sites."""
+"""The commands `equipoise deploy ...`, which turn a method into an app that Flower runs at real sites, and `equipoise
+schema`, by which a site tells what its data look like."""
 
 from __future__ import annotations
 
+import json
+import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
+from rich.table import Table
 
-from equipoise.cli.screens import screen
+from equipoise.cli.screens import say_notes, screen
 from equipoise.errors import EquipoiseError
-from equipoise.grammar import split_list
+from equipoise.grammar import join_words, split_list
 
 app = typer.Typer(help="Take a method to real sites, with Flower.", no_args_is_help=True)
 
@@ -50,13 +54,26 @@ def init(
     protection: Annotated[
         str, typer.Option(help="refuse methods that do not work under it: secure-aggregation or differential-privacy")
     ] = "none",
+    address: Annotated[
+        str, typer.Option(help="host:port by which sites reach the server; one of this machine: all sites are on it")
+    ] = "127.0.0.1:8000",
+    tls: Annotated[
+        bool | None,
+        typer.Option(
+            "--tls/--no-tls", help="encrypted connections and keys for sites [default: unless on one machine]"
+        ),
+    ] = None,
 ) -> None:
-    """Write a small Flower app. It runs in Flower's simulation engine and, unchanged, on a SuperLink with SuperNodes."""
+    """Write a small Flower app, and say by which commands it is run.
+
+    It runs in Flower's simulation engine and, unchanged, on a SuperLink with SuperNodes.
+    """
     from equipoise.data.catalogue import is_path, load_federation
     from equipoise.data.own import own
     from equipoise.data.tables import Schema
     from equipoise.flower.deploy import write_app
     from equipoise.flower.plan import Plan
+    from equipoise.flower.steps import list_steps
 
     if not data and schema is None:
         raise EquipoiseError(
@@ -77,8 +94,70 @@ def init(
         agreed = own(data, site="example", label=label, ignore=tuple(split_list(ignore or "")), schema=file).schema
     elif schema is not None:
         agreed = Schema.read(schema).as_json()
-    written = write_app(folder, plan, agreed)
-    for path in written:
-        screen.print(escape(str(path)), soft_wrap=True)
-    where = escape(str(folder))
-    screen.print(f"Try it on this machine: flwr run {where} . With real sites: docs/flower.md.", soft_wrap=True)
+    steps = list_steps(plan, folder, address, tls)
+    for path in write_app(folder, plan, agreed):
+        _say(str(path))
+    if example:
+        _say("\nDo all sites' data fit federated/schema.json? `equipoise schema` at each site, then `equipoise deploy")
+        _say("merge-schemas`, make one that does: give it to --schema.")
+    _say("\nIn every terminal first, or Flower reports its use to its makers:")
+    _say("   export FLWR_TELEMETRY_ENABLED=0")
+    for number, step in enumerate(steps, 1):
+        _say(f"{number}. {step.what}:")
+        for line in step.lines:
+            _say(f"   {line}")
+    _say("docs/flower.md explains each step, and what to do when a site fails.")
+
+
+@app.command()
+def merge_schemas(
+    files: Annotated[list[Path], typer.Argument(help="what the sites wrote with `equipoise schema`")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="the schema that all sites then use")] = Path("schema.json"),
+    ignore: Annotated[str | None, typer.Option(help="columns to leave out, separated by commas")] = None,
+) -> None:
+    """Join the schemas of all sites to one, or say everything in which they contradict each other."""
+    from equipoise.data.site_schemas import merge_files
+
+    schema, notes = merge_files(files, split_list(ignore or ""))
+    _write(out, schema.as_json())
+    say_notes(notes)
+    columns = len(schema.columns)
+    _say(f"Written: {out}: {columns} columns, {schema.width} features, {len(schema.classes)} classes.")
+    _say(f"Next: equipoise deploy init DIR --schema {shlex.quote(str(out))} --sites {len(files)}")
+
+
+def schema(
+    data: Annotated[str, typer.Argument(help="a site's own table or folder", metavar="FILE")],
+    out: Annotated[Path, typer.Option("-o", "--out", help="the file for the server's administrator")] = Path(
+        "site.json"
+    ),
+    label: Annotated[str, typer.Option(help="label column")] = "label",
+    ignore: Annotated[str | None, typer.Option(help="columns to leave out, separated by commas")] = None,
+    limit: Annotated[
+        int, typer.Option(help="values of fewer rows are not named; counts are rounded down to multiples of it")
+    ] = 5,
+) -> None:
+    """Describe a site's data for the server of a federation: columns, kinds and levels, but no rows and no numbers."""
+    from equipoise.data.own import describe_own
+
+    found, notes = describe_own(data, label, split_list(ignore or ""), limit)
+    _write(out, found.as_json())
+    table = Table("column", "kind", "values that are named", title="What leaves this site", title_justify="left")
+    table.add_row(escape(found.label), "label", escape(join_words(list(found.classes), 12)))
+    for name, column in found.columns.items():
+        table.add_row(escape(name), column.kind, escape(join_words(list(column.levels), 12)))
+    screen.print(table)
+    say_notes(notes)
+    _say(f"Written: {out}. Read it before you pass it on.")
+
+
+def _write(path: Path, content: object) -> None:
+    try:
+        path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise EquipoiseError(f"Cannot write `{path}`: {error.strerror}. Name another file with -o.") from None
+
+
+def _say(text: str) -> None:
+    """Print a line as it is, so that it can be copied."""
+    screen.print(text, soft_wrap=True, markup=False, highlight=False)

@@ -186,6 +186,12 @@ class RunOptions:
         bool,
         typer.Option("--validation", help="set training data aside, by which methods and rounds can be chosen"),
     ] = False
+    train_scores: Annotated[
+        bool, typer.Option(help="score the training data, too, whenever the model is evaluated")
+    ] = True
+    until_flat: Annotated[
+        bool, typer.Option("--until-flat", help="end each run when it has converged; --rounds is then a limit")
+    ] = False
     out: Out = Path("runs")
 
     def check(self, mistakes: Mistakes) -> None:
@@ -211,6 +217,8 @@ class RunOptions:
             device=self.device,
             eval_every=self.eval_every,
             with_validation=self.validation,
+            train_scores=self.train_scores,
+            until_flat=self.until_flat,
             live=self.views,
             keep=self.kinds,
         )

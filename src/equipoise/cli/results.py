@@ -3,70 +3,86 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 from rich.console import RenderableType
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
 from equipoise.cli.screens import screen
-from equipoise.engine.result import Run
-from equipoise.metrics import figures
+from equipoise.metrics import PLUS_MINUS, figures
+from equipoise.runs.reading import Recorded
 from equipoise.study.comparison import Comparison
+from equipoise.study.report.figures import average_by_domain
 
 
-def draw_run(result: Run) -> Table:
-    """A table of what every domain and client got from a run."""
-    accuracy, loss, area = (result.values(metric) for metric in ("accuracy", "loss", "auc"))
+def draw_run(run: Recorded) -> Table:
+    """A table of what every domain and client got from a stored run."""
+    data = run.manifest["data"]
+    rounds = run.curve()[0]
+    last = {metric: _find_last(run, metric) for metric in ("accuracy", "loss", "auc")}
+    area = bool(last["auc"])
     table = Table(
         "domain", "client", "samples", "accuracy", "loss", *(["AUC"] if area else []), title_justify="left",
-        title=f"{escape(str(result.method))} on {escape(result.federation.name)}, {result.scored} model, test data, "
-        f"round {result.rounds[-1].round}",
+        title=f"{escape(run.method)} on {escape(data['name'])}, {run.manifest['evaluated']['model']} model, test data, "
+        f"round {rounds[-1] if len(rounds) else run.rounds_done}",
     )  # fmt: skip
-    for domain in result.federation.domains:
-        members = [c for c in result.federation.clients if (c.domain or c.name) == domain]
-        for client in members:
-            shown = (
-                (f"{100 * accuracy[client.name]:.1f} %", f"{loss[client.name]:.3f}")
-                if client.name in accuracy
-                else ("-", "-")
-            )
-            curve = [f"{area[client.name]:.3f}" if client.name in area else "-"] if area else []
-            table.add_row(escape(domain), escape(client.name), str(len(client.train)), *shown, *curve)
+    samples = {client["name"]: client["train"] for client in data["clients"]}
+    for domain in dict.fromkeys(run.domains):
+        for name in (name for name, its in zip(run.clients, run.domains, strict=True) if its == domain):
+            cells = (_shown(last["accuracy"].get(name), 100, ".1f", " %"), _shown(last["loss"].get(name), 1, ".3f"))
+            more = (_shown(last["auc"].get(name), 1, ".3f"),) if area else ()
+            table.add_row(escape(domain), escape(name), str(samples[name]), *cells, *more)
     table.add_section()
-    for what, values in (("clients", accuracy), ("domains", result.by_domain())):
-        f = figures([100 * v for v in values.values()])
-        table.add_row(
-            f"[bold]over {what}[/]", "", "", f"[bold]AVG {f.avg:.1f}  STD {f.std:.1f} (ddof 0)  MIN {f.min:.1f}[/]", "",
-        )  # fmt: skip
-    for metric in dict.fromkeys(s.metric for s in result.scores if s.metric.startswith("accuracy of the ")):
-        f = figures([100 * v for v in result.by_domain(metric).values()])
-        model = metric.removeprefix("accuracy of the ")
-        table.add_row(
-            f"{model}, over domains", "", "", f"AVG {f.avg:.1f}  STD {f.std:.1f} (ddof 0)  MIN {f.min:.1f}", ""
-        )
+    accuracies = np.array([last["accuracy"].get(client, np.nan) for client in run.clients])
+    over = [("clients", list(last["accuracy"].values()))]
+    if any(client["domain"] for client in data["clients"]):
+        over.append(("domains", list(average_by_domain(accuracies, run.domains).values())))
+    for what, values in over:
+        table.add_row(f"[bold]over {what}[/]", "", "", f"[bold]{_sum_up(values)}[/]", "")
+    for metric in run.metrics:
+        if metric.startswith("accuracy of the "):
+            means = average_by_domain(run.curve(metric)[1][-1], run.domains).values()
+            table.add_row(f"{metric.removeprefix('accuracy of the ')}, over domains", "", "", _sum_up(means), "")
     return table
 
 
-def draw_comparison(table: Comparison, name: str) -> RenderableType:
-    """A comparison as the widest table that fits the terminal.
+def _find_last(run: Recorded, metric: str) -> dict[str, float]:
+    """The last value of a metric for each client that has one."""
+    values = run.curve(metric)[1]
+    found = values[-1].tolist() if len(values) else []
+    return {name: value for name, value in zip(run.clients, found, strict=False) if not np.isnan(value)}
+
+
+def _shown(value: float | None, factor: float, form: str, unit: str = "") -> str:
+    return "-" if value is None else f"{factor * value:{form}}{unit}"
+
+
+def _sum_up(values: Iterable[float]) -> str:
+    f = figures([100 * v for v in values])
+    return f"AVG {f.avg:.1f}  STD {f.std:.1f} (ddof 0)  MIN {f.min:.1f}"
+
+
+def draw_comparison(table: Comparison, name: str, over: str = "domains") -> RenderableType:
+    """A comparison as the widest table that fits the terminal. Its figures are over domains, or over clients.
 
     If it is too wide with all domains and spreads, it is shown without the domains' spreads, then without the domains.
     """
     plain = tuple(column for column in table.columns if column in ("AVG", "STD", "MIN"))
     for columns, spreads in ((table.columns, table.columns), (table.columns, plain), (plain, plain)):
-        shown = _draw_columns(table, name, columns, spreads)
+        shown = _draw_columns(table, name, over, columns, spreads)
         if Measurement.get(screen, screen.options.update(width=10_000), shown).maximum <= screen.width:
             return shown
     return shown
 
 
-def _draw_columns(table: Comparison, name: str, columns: Sequence[str], spreads: Sequence[str]) -> Table:
-    over = f"; mean ± standard deviation (ddof 1) over {table.seeds} seeds" if table.seeds > 1 else ""
+def _draw_columns(table: Comparison, name: str, over: str, columns: Sequence[str], spreads: Sequence[str]) -> Table:
+    half = f"; mean over {table.seeds} seeds, ± {PLUS_MINUS}" if table.seeds > 1 else ""
     shown = Table(
         title_justify="left",
-        title=f"Test accuracy on {escape(name)} in percent, last round; AVG, STD (ddof 0) and MIN over domains{over}",
+        title=f"Test accuracy on {escape(name)} in percent, last round; AVG, STD (ddof 0) and MIN over {over}{half}",
     )
     shown.add_column("method", no_wrap=True)
     for column in columns:

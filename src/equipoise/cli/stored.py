@@ -1,43 +1,118 @@
-"""The commands that work on stored runs: report, plot, runs, evaluate."""
+"""The commands that work on stored runs: report, verdict, plot, runs, evaluate."""
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 
-from equipoise.cli.screens import say_notes, screen
+from equipoise.cli.options import spread_options
+from equipoise.cli.screens import errors, say_notes, screen
 from equipoise.errors import EquipoiseError
-from equipoise.grammar import did_you_mean
+from equipoise.grammar import did_you_mean, fit_to_type
+
+if TYPE_CHECKING:
+    from equipoise.study.report.figures import Rules
 
 Folders = Annotated[list[Path], typer.Argument(help="run folders, or folders that hold them")]
+Reference = Annotated[str | None, typer.Option(help="the method that the others are compared with [default: fedavg]")]
+OBJECTED = 1  # the exit code of `verdict` if what --fail-on names was found
 
 
+@dataclass(frozen=True)
+class JudgingOptions:
+    """Options that say what methods are judged by."""
+
+    reference: Reference = None
+    average_limit: Annotated[
+        float, typer.Option(help="the average may fall by less than this, in points", min=0, max=100)
+    ] = 1.0
+    client_limit: Annotated[
+        float,
+        typer.Option(help="a client may fall by this much, in points, unless the worst gains as much", min=0, max=100),
+    ] = 2.0
+
+    @property
+    def rules(self) -> Rules:
+        """The rules that these options make."""
+        from equipoise.study.report.figures import Rules
+
+        return Rules(self.reference, self.average_limit / 100, self.client_limit / 100)
+
+
+@spread_options
 def report(
     runs: Folders,
+    judging: JudgingOptions,
     out: Annotated[Path, typer.Option("-o", "--out", help="the page; tables go beside it")] = Path("report.html"),
+    diff: Annotated[
+        Path | None, typer.Option(help="older runs: show what changed since, instead of the whole report")
+    ] = None,
 ) -> None:
     """Write one page that shows who gained and who paid, and tables for papers beside it."""
     from equipoise.runs.reading import read_all
+    from equipoise.study.report.difference import tell_differences, write_differences
+    from equipoise.study.report.figures import group_studies
     from equipoise.study.report.page import write
 
     found, wrong = read_all(runs)
     say_notes(wrong)
-    for path in write(found, out, wrong):
+    if diff is None:
+        files = write(found, out, wrong, judging.rules)
+    else:
+        earlier, unreadable = read_all([diff])
+        say_notes(unreadable)
+        old, new = (group_studies(those, judging.rules) for those in (earlier, found))
+        for line in tell_differences(old, new):
+            screen.print(escape(line), soft_wrap=True)
+        files = write_differences(old, new, out)
+    for path in files:
         screen.print(f"Written: {path}", soft_wrap=True)
+
+
+@spread_options
+def verdict(
+    runs: Folders,
+    judging: JudgingOptions,
+    fail_on: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"exit with {OBJECTED} on `levelling-down`, `undecided` or `joining-does-not-pay`; may be repeated"
+        ),
+    ] = None,
+) -> None:
+    """Print the verdict as JSON, for programs. Exits with 1 on what --fail-on names, and with 2 on a mistake."""
+    from equipoise.runs.reading import read_all
+    from equipoise.study.report.figures import group_studies
+    from equipoise.study.report.summary import Objection, check_answerable, find_objections, summarise
+
+    wanted = [cast("Objection", fit_to_type(word, Objection, "--fail-on")) for word in fail_on or ()]
+    found, wrong = read_all(runs)
+    say_notes(wrong)
+    studies = group_studies(found, judging.rules)
+    check_answerable(studies, wanted)
+    against = [text for study in studies for text in find_objections(study, wanted)]
+    typer.echo(json.dumps({"studies": [summarise(study) for study in studies], "objections": against}, indent=2))
+    for text in against:
+        errors.print(f"[red]Against:[/] {escape(text)}", soft_wrap=True)
+    if against:
+        raise typer.Exit(OBJECTED)
 
 
 def plot(
     kind: Annotated[str, typer.Argument(help="which plot, or `all`")],
     runs: Folders,
     out: Annotated[Path, typer.Option("-o", "--out", help="folder of the pictures")] = Path("plots"),
+    reference: Reference = None,
 ) -> None:
     """Draw the report's plots as PDF and PNG, for papers."""
     from equipoise.runs.reading import read_all
-    from equipoise.study.report.figures import group_studies
+    from equipoise.study.report.figures import Rules, group_studies
     from equipoise.study.report.paper import save_chart
     from equipoise.study.report.plots import PLOTS, draw_partitions
 
@@ -48,7 +123,7 @@ def plot(
         )
     found, wrong = read_all(runs)
     say_notes(wrong)
-    groups = group_studies(found)
+    groups = group_studies(found, Rules(reference))
     charts = {"partitions": draw_partitions(groups)} if kind in ("all", "partitions") else {}
     for number, study in enumerate(groups):
         for name in PLOTS if kind == "all" else {kind} & set(PLOTS):
@@ -91,13 +166,20 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="a run folder")],
     data: Annotated[str, typer.Argument(help="a data set, or your own data")],
 ) -> None:
-    """Measure a trained model at every client of other data."""
-    from equipoise.data import load_federation
+    """Measure a trained model at every client of other data.
+
+    Your own tables are read by the schema of the run: values that it does not name count as other.
+    """
+    from equipoise.data.catalogue import add_options, is_path, load_federation
     from equipoise.metrics import figures
     from equipoise.runs.loading import load, measure
 
     trained = load(run)
-    found = measure(trained, load_federation(data))
+    schema = run / "schema.json"
+    text = add_options(data, {"schema": str(schema)}) if is_path(data) and schema.exists() else data
+    federation = load_federation(text)
+    say_notes(federation.notes)
+    found = measure(trained, federation)
     title = f"{trained.manifest['method']} on {data}"
     table = Table("domain", "client", "samples", "accuracy", "loss", title=escape(title), title_justify="left")
     for one in found:

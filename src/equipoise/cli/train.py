@@ -58,12 +58,17 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="go on with the same run where it stopped", rich_help_panel=SAFE)
     ] = False,
+    again: Annotated[
+        bool,
+        typer.Option("--again", help="do a finished run anew, and replace it when it is whole", rich_help_panel=SAFE),
+    ] = False,
 ) -> None:
     """Train one method, and show what every domain and client got; or do all runs of an experiment file (TOML)."""
     from equipoise.cli.results import draw_run
     from equipoise.engine.simulation import prepare_simulation
+    from equipoise.runs.reading import read
     from equipoise.study.experiment import read_experiment
-    from equipoise.study.jobs import run_and_record
+    from equipoise.study.jobs import find_finished, run_and_record
 
     if Path(dataset).suffix == ".toml":
         _refuse_beside_a_file(context)
@@ -75,7 +80,15 @@ def run(
         return
     data, template = _prepare(dataset, [method], options, training, own)
     job = replace(template, method=method, seed=seed, guard=guard)
-    begun = prepare_simulation(job.settings(data))
+    settings = job.settings(data)
+    finished = None if again else find_finished(job, settings, options.out)
+    if finished is not None:
+        screen.print(draw_run(read(finished)))
+        screen.print(
+            f"This run was finished before, and stays. --again does it anew. Records: {finished}", soft_wrap=True
+        )
+        return
+    begun = prepare_simulation(settings)
     checkpoint = _place_checkpoints(job, options.out, checkpoint_every, resume)
     columns = (
         TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
@@ -98,7 +111,7 @@ def run(
             _say_how_to_resume(checkpoint)
             raise typer.Exit(STOPPED) from None
     say_notes((*data.notes, *result.warnings))
-    screen.print(draw_run(result))
+    screen.print(draw_run(read(place)))
     screen.print(f"{say_seconds(result.seconds)} with the {result.runner} runner. Records: {place}", soft_wrap=True)
 
 
@@ -179,10 +192,9 @@ def _execute(experiment: Experiment, out: Path, workers: int | None) -> None:
     for dataset, data in experiment.data.items():
         mine = [job for job in jobs if job.dataset == dataset]
         counts = len({job.method for job in mine}), len({job.seed for job in mine})
-        screen.print(
-            f"{len(data)} clients, {len(data.domains)} domains, {counts[0]} methods x {counts[1]} seeds, "
-            f"{totals[jobs.index(mine[0])]} rounds each."
-        )
+        domains = {client.domain for client in data.clients if client.domain}
+        held = f"{len(data)} clients, {len(domains)} domains" if domains else f"{len(data)} clients"
+        screen.print(f"{held}, {counts[0]} methods x {counts[1]} seeds, {totals[jobs.index(mine[0])]} rounds each.")
     outcomes: list[Outcome] = []
     failures: list[Failure] = []
     stopped = False
@@ -230,8 +242,10 @@ def _show_outcomes(experiment: Experiment, outcomes: Sequence[Outcome], out: Pat
     from equipoise.runs.reading import read
     from equipoise.study.comparison import tabulate
     from equipoise.study.report.figures import group_studies
+    from equipoise.study.report.headline import tell
+    from equipoise.study.report.notices import tell_notices
     from equipoise.study.report.page import write
-    from equipoise.study.report.verdict import choose_by_validation, judge_all, tell_in_a_line, tell_in_two_sentences
+    from equipoise.study.report.verdict import judge_all, tell_in_a_line
 
     dataset = ""
     for dataset, data in experiment.data.items():
@@ -241,15 +255,18 @@ def _show_outcomes(experiment: Experiment, outcomes: Sequence[Outcome], out: Pat
             position = {str(adapt_to_data(parse(name), data.dataset)): i for i, name in enumerate(names)}
             ordered = sorted(mine, key=lambda o: (position.get(o.method, len(position)), o.seed))
             table = tabulate([(found.method, found.by_domain) for found in ordered])
-            screen.print(draw_comparison(table, data.name))
+            over = "domains" if any(client.domain for client in data.clients) else "clients"
+            screen.print(draw_comparison(table, data.name, over))
     runs = [read(found.folder) for found in outcomes]
     shown = group_studies(runs)
     for study in shown:
-        for sentence in (*tell_in_two_sentences(study), *map(tell_in_a_line, judge_all(study))):
-            screen.print(escape(sentence), soft_wrap=True)
+        first, *reasons = tell(study).sentences
+        screen.print(f"[bold]{escape(first)}[/]", soft_wrap=True)
+        for line in (*reasons, *map(tell_in_a_line, judge_all(study)), *tell_notices(study)):
+            screen.print(escape(line), soft_wrap=True)
     page = write(runs, out / "report.html")[0]
     screen.print(f"\nReport: {page}\nRuns: {out}/. Try next:", soft_wrap=True)
-    looked_at = choose_by_validation(shown[-1]) or (shown[-1].rivals or shown[-1].methods)[0]
+    looked_at = tell(shown[-1]).shown or shown[-1].methods[0]
     for command in suggest_commands(dataset, looked_at):
         screen.print(f"  {escape(command)}", soft_wrap=True)
 

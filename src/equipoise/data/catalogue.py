@@ -14,6 +14,7 @@ from equipoise.data.federation import Federation
 from equipoise.data.files import TABLES
 from equipoise.data.own import own
 from equipoise.data.sets.cifar10 import cifar10
+from equipoise.data.sets.clinics import clinics
 from equipoise.data.sets.digits import digits
 from equipoise.data.sets.dirty_mnist import dirty_mnist
 from equipoise.data.sets.emnist import emnist
@@ -71,6 +72,7 @@ def _plain_name(text: str) -> str:
 
 
 _register(scanners, "scikit-learn's handwritten digits (Alpaydin and Kaynak, 1998)")
+_register(clinics, "scikit-learn's handwritten digits (Alpaydin and Kaynak, 1998)")
 _register(gaussians, "EAGLE, section 4.1")
 _register(digits, "MNIST, USPS, SVHN, SYN; FedHEAL, FedEquilibria, F2DC")
 _register(office_caltech, "Gong et al., 2012; FedHEAL, FedEquilibria, F2DC")

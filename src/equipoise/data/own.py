@@ -4,7 +4,7 @@ Face hub."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,15 +24,28 @@ from equipoise.data.partitions import by_id, split_three_ways
 from equipoise.data.partitions import deal as dealt
 from equipoise.data.pieces import Piece, find_pieces, find_site_pieces
 from equipoise.data.remarks import remark_on_clients
-from equipoise.data.tables import Rows, Schema, as_text, encode, find_fraction, infer_schema, note_odd_texts
+from equipoise.data.site_schemas import SiteSchema, describe_rows
+from equipoise.data.tables import (
+    LIMIT,
+    WHOLE,
+    Rows,
+    Schema,
+    as_text,
+    encode,
+    find_fraction,
+    infer_schema,
+    list_misfits,
+    note_odd_texts,
+    note_unknown_levels,
+    order_classes,
+)
 from equipoise.errors import EquipoiseError
-from equipoise.grammar import did_you_mean, join_words, require
+from equipoise.grammar import Mistakes, did_you_mean, join_words, require
 from equipoise.training import Training
 
 SHARES = (0.6, 0.2, 0.2)  # training, validation and test, where the data have no test part of their own
 MOST_CLASSES = 1_000  # a label column with more different values hardly holds classes
 MOST_NUMBERS, ROWS_PER_NUMBER = 20, 4  # more numbers as labels, each in fewer rows on average, are hardly classes
-WHOLE = re.compile(r"-?\d+")
 CLASSES_ONLY = (
     "Equipoise learns classes, not quantities (classification only): group such values first, into low and high, say."
 )
@@ -88,7 +101,13 @@ def own(
         notes += dropped
     elif not any(piece.images for piece in pieces):
         notes += note_missing(pieces, [name for name in used if name not in (target, owner)], counted=site is None)
-    y, classes = _labels(pieces, target, fixed)
+    mistakes = Mistakes()  # all that does not fit a given schema is said at once
+    with mistakes.noted():
+        y, classes = _labels(pieces, target, fixed)
+    if fixed:
+        whole = (Rows(piece.client or "", piece.where, piece.table, piece.name_row) for piece in pieces)
+        mistakes.found += [misfit for rows in whole for misfit in list_misfits(rows, fixed)]
+    mistakes.refuse()
     holdings = _dealt(pieces, partition, y) if partition else _held(pieces, client or "client", path)
     domains = _domains(holdings, domain)
     readable = torch.ones(len(y), dtype=torch.bool)
@@ -110,7 +129,8 @@ def own(
     else:
         clients = _clients(holdings, y, readable, domains, seed)
         apart = {client or "client", domain or "domain", *ignore}
-        agreed, x = _features(holdings, clients, len(y), target, classes, apart, fixed)
+        agreed, x, unknown = _features(holdings, clients, len(y), target, classes, apart, fixed)
+        notes += unknown
         preparation, protocol = Preparation(), TABLE_PROTOCOL
         notes += note_odd_texts(agreed)
     where = {holding.client: holding.piece.where for holding in holdings} if len(pieces) > 1 else {}
@@ -119,6 +139,22 @@ def own(
     return Federation(
         Path(path).stem, x, y, clients, classes, protocol, preparation, tuple(notes), digest, agreed.as_json()
     )
+
+
+def describe_own(
+    path: str, label: str = "label", ignore: Collection[str] = (), limit: int = LIMIT
+) -> tuple[SiteSchema, list[str]]:
+    """What a site tells of its own data before a federation begins, and notes for the site itself.
+
+    Columns named `client` and `domain`, and those in `ignore`, are left out, as `own` leaves them out.
+    """
+    notes: list[str] = []
+    pieces = find_site_pieces(path, "this site", notes)
+    labels, _ = _label_texts(pieces, label)
+    rows, _ = _rows("this site", _held(pieces, "client", path))
+    apart = {"client", "domain", *ignore, *(rows.table.column_names if all(piece.images for piece in pieces) else ())}
+    found, more = describe_rows(rows, label, labels, apart, limit)
+    return found, [*notes, *more]
 
 
 def _list_used(
@@ -156,8 +192,8 @@ def _parts(pieces: Sequence[Piece]) -> list[PictureSet]:
 
 
 # --------------------------------------------------------------------------- labels, owners, domains
-def _labels(pieces: Sequence[Piece], label: str, fixed: Schema | None) -> tuple[Tensor, tuple[str, ...]]:
-    """The class of every row, and the names of the classes."""
+def _label_texts(pieces: Sequence[Piece], label: str) -> tuple[list[str], tuple[str, ...] | None]:
+    """The label of every row, and the names of the classes where a file declares them."""
     texts: list[str] = []
     declared: tuple[str, ...] | None = None
     for piece in pieces:
@@ -178,10 +214,19 @@ def _labels(pieces: Sequence[Piece], label: str, fixed: Schema | None) -> tuple[
         names = list_class_names(piece.table, label)
         declared = declared or names
         texts += [names[v] if names and isinstance(v, int) and 0 <= v < len(names) else as_text(v) for v in values]
-    classes = fixed.classes if fixed else declared or _in_order(set(texts))
+    return texts, declared
+
+
+def _labels(pieces: Sequence[Piece], label: str, fixed: Schema | None) -> tuple[Tensor, tuple[str, ...]]:
+    """The class of every row, and the names of the classes."""
+    texts, declared = _label_texts(pieces, label)
+    classes = fixed.classes if fixed else declared or order_classes(texts)
     unknown = sorted(set(texts) - set(classes))
     if unknown:
-        raise EquipoiseError(f"Label {unknown[0]!r} is not one of the classes: {join_words(list(classes), 12)}.")
+        raise EquipoiseError(
+            f"Label {join_words([repr(one) for one in unknown])} is not one of the classes: "
+            f"{join_words(list(classes), 12)}."
+        )
     if len(set(texts)) < 2 and not fixed:  # with a schema, these may be the rows of one site among several
         raise EquipoiseError(f"Every row has the label {texts[0]!r}: there is nothing to learn.")
     if len(classes) > MOST_CLASSES:
@@ -196,12 +241,6 @@ def _labels(pieces: Sequence[Piece], label: str, fixed: Schema | None) -> tuple[
         )
     number = {name: i for i, name in enumerate(classes)}
     return torch.tensor([number[text] for text in texts]), classes
-
-
-def _in_order(names: set[str]) -> tuple[str, ...]:
-    """Names in order: by size if all are whole numbers, otherwise alphabetically."""
-    whole = all(WHOLE.fullmatch(name) for name in names)
-    return tuple(sorted(names, key=int) if whole else sorted(names))
 
 
 def _refuse_gaps(piece: Piece, column: str, what: str) -> None:
@@ -309,15 +348,17 @@ def _features(
     classes: tuple[str, ...],
     apart: set[str],
     fixed: Schema | None,
-) -> tuple[Schema, Tensor]:
-    """The schema of the columns, and every client's rows as features."""
+) -> tuple[Schema, Tensor, list[str]]:
+    """The schema of the columns, every client's rows as features, and notes on values that the schema does not name."""
     together = {client.name: _rows(client.name, [h for h in holdings if h.client == client.name]) for client in clients}
     schema = fixed or infer_schema([rows for rows, _ in together.values()], label, classes, apart)
     x = torch.zeros(size, schema.width)
+    notes = []
     for client in clients:
         rows, positions = together[client.name]
         x[positions] = encode(rows, schema, torch.isin(positions, client.train).nonzero()[:, 0])
-    return schema, x
+        notes += note_unknown_levels(rows, schema) if fixed else []
+    return schema, x, notes
 
 
 def _rows(client: str, holdings: Sequence[Holding]) -> tuple[Rows, Tensor]:

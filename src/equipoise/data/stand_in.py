@@ -6,17 +6,20 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from typing import get_args
 
 import torch
 
-from equipoise.data.federation import Client, Federation, Protocol
+from equipoise.data.federation import NOTHING, Client, Federation, Protocol, Split
 from equipoise.data.images import rebuild_preparation
+from equipoise.data.tables import Schema, compare_schemas
 from equipoise.errors import EquipoiseError
 from equipoise.training import Training
 
 About = Mapping[str, object]  # what a site tells about itself and its data
-# What must be the same at all sites.
-AGREED = ("classes", "shape", "dtype", "model", "training", "rounds", "participation", "preparation", "schema")
+SPLITS: tuple[Split, ...] = get_args(Split)
+# What must be the same at all sites. The first three follow from a schema, where there is one.
+AGREED = ("classes", "shape", "dtype", "model", "training", "rounds", "participation", "preparation")
 
 
 def describe_site(data: Federation, client: Client, training: Training, number: int) -> dict[str, object]:
@@ -29,8 +32,7 @@ def describe_site(data: Federation, client: Client, training: Training, number: 
         "domain": client.domain,
         "number": number,
         "joins": client.joins,
-        "train": len(client.train),
-        "test": len(client.test),
+        **{split: len(client.split(split)) for split in SPLITS},
         "classes": list(data.classes),
         "shape": list(data.x.shape[1:]),
         "dtype": str(data.x.dtype).removeprefix("torch."),
@@ -52,21 +54,43 @@ def seat_site(data: Federation, client: Client, number: int, sites: int) -> Fede
 
     The number matters because a client's random draws follow from it.
     """
-    others = replace(client, train=client.train[:1], test=client.test[:0], joins=0)
+    others = replace(client, train=client.train[:1], validation=NOTHING, test=NOTHING, joins=0)
     seats = tuple(replace(others, name=f"seat {k}") if k != number else client for k in range(sites))
     return replace(data, clients=seats)
 
 
-def refuse_disagreement(sites: Mapping[str, About]) -> None:
-    """Refuse sites that do not train the same model on samples of one kind."""
-    first, *others = sites
-    for what in AGREED:
-        for name in others:
-            if sites[name][what] != sites[first][what]:
-                raise EquipoiseError(
-                    f"Sites must agree on `{what}`. Found {sites[first][what]!r} at `{first}` and {sites[name][what]!r} at "
-                    f"`{name}`: give both the same schema.json and settings."
-                )
+def list_disagreements(sites: Mapping[str, About]) -> list[str]:
+    """Everything in which sites do not train the same model on samples of one kind, in words. Each is compared with the
+    first."""
+    first, *others = sites or [""]
+    found = []
+    for name in others:
+        one, other = sites[first], sites[name]
+        schemas = {
+            who: Schema.from_json(sites[who]["schema"]) for who in (first, name) if sites[who]["schema"] is not None
+        }
+        told = compare_schemas(schemas) if len(schemas) == 2 else []
+        if len(schemas) == 1:
+            told = [f"One of `{first}` and `{name}` brings its own data, the other has a part of a data set."]
+        found += told
+        for what in AGREED[3:] if told else AGREED:
+            if one[what] != other[what]:
+                found.append(f"`{what}` is {one[what]!r} at `{first}` and {other[what]!r} at `{name}`.")
+    return found
+
+
+def read_about(text: str) -> About:
+    """What a site told the server, read from JSON. It is tried out, so that nothing in it can fail later."""
+    try:
+        about: dict[str, object] = json.loads(text)
+        build_stand_in([about])
+        list_disagreements({"": about, " ": about})
+    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+        raise EquipoiseError(
+            f"What it tells of itself cannot be read ({type(error).__name__} {error}): server and sites must have the same "
+            "version of Equipoise."
+        ) from None
+    return about
 
 
 def build_stand_in(sites: Sequence[About]) -> Federation:
@@ -75,15 +99,11 @@ def build_stand_in(sites: Sequence[About]) -> Federation:
     shape = tuple(int(size) for size in first["shape"])  # type: ignore[attr-defined]
     clients, start = [], 0
     for about in sites:
-        sizes = [int(str(about[split])) for split in ("train", "test")]
-        train, test = (
-            torch.arange(start + before, start + before + size)
-            for before, size in zip((0, sizes[0]), sizes, strict=True)
-        )
+        sizes = [int(str(about[split])) for split in SPLITS]
+        train, validation, test = torch.arange(start, start + sum(sizes)).split(sizes)
         start += sum(sizes)
-        clients.append(
-            Client(str(about["name"]), train, test=test, domain=str(about["domain"]), joins=int(str(about["joins"])))
-        )
+        joins = int(str(about["joins"]))
+        clients.append(Client(str(about["name"]), train, validation, test, str(about["domain"]), joins))
     protocol = Protocol(
         int(str(first["rounds"])),
         float(str(first["participation"])),

@@ -1,15 +1,18 @@
 """Turns rows of numbers and text into features, one client at a time, so that nothing leaks from one to another.
 
 A schema says which columns there are and which levels (values) the text columns have. It is all that clients have to
-agree on. How missing values are filled and numbers are scaled follows from a client's own training rows.
+agree on. How missing values are filled and numbers are scaled follows from a client's own training rows. A text that
+the schema does not name is of the level "other", in which all features of its column are 0.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -18,9 +21,12 @@ import torch
 from torch import Tensor
 
 from equipoise.errors import EquipoiseError
-from equipoise.grammar import did_you_mean, join_words
+from equipoise.grammar import Mistakes, did_you_mean, join_words
 
 MOST_LEVELS = 200  # a text column with more different values is hardly a category
+Kind = Literal["number", "text", "empty"]  # what a column holds
+WHOLE = re.compile(r"-?\d+")  # a whole number as text
+LIMIT = 5  # what fewer rows than these have in common is not told outside of their site
 FEW_LEVELS = 5  # a text column with no more different values may have numbers as the names of categories
 
 
@@ -43,15 +49,24 @@ class Schema:
         return {"label": self.label, "classes": list(self.classes), "columns": columns}
 
     @classmethod
+    def from_json(cls, found: Any) -> Schema:
+        """The schema from what `as_json` gives."""
+        columns = {
+            str(name): None if kind == "number" else tuple(map(str, kind)) for name, kind in found["columns"].items()
+        }
+        return cls(str(found["label"]), tuple(map(str, found["classes"])), columns)
+
+    @classmethod
     def read(cls, path: Path) -> Schema:
-        """The schema in a file `schema.json` that a run wrote."""
+        """The schema in a file `schema.json` that a run or `equipoise deploy merge-schemas` wrote."""
         try:
             found = json.loads(path.read_text())
-            columns = {
-                str(name): None if kind == "number" else tuple(map(str, kind))
-                for name, kind in found["columns"].items()
-            }
-            return cls(str(found["label"]), tuple(map(str, found["classes"])), columns)
+            if "rows" in found:
+                raise EquipoiseError(
+                    f"`{path}` describes the data of one site. Join all sites' files first: equipoise deploy merge-schemas "
+                    f"{path} ... -o schema.json."
+                )
+            return cls.from_json(found)
         except OSError as error:
             raise EquipoiseError(f"Cannot read the schema `{path}`: {error.strerror}.") from None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -62,15 +77,15 @@ class Schema:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one client."""
+    """The rows of one client, or those of all clients in one file."""
 
-    client: str  # its name
+    client: str  # its name; empty for those of all
     where: str  # where the rows come from, for messages
     table: pa.Table
     name_row: Callable[[int], str] = lambda row: f"row {row + 1}"  # a row, counted from 0, as a user finds it
 
     def __str__(self) -> str:
-        return f"client `{self.client}` ({self.where})"
+        return f"client `{self.client}` ({self.where})" if self.client else self.where
 
     def column(self, name: str) -> pa.ChunkedArray:
         """One column; an error that lists the columns if it is missing."""
@@ -99,13 +114,8 @@ def infer_schema(clients: Sequence[Rows], label: str, classes: Sequence[str], ap
 
 def _levels(clients: Sequence[Rows], name: str) -> tuple[str, ...] | None:
     """The levels of a column that is text at every client; None for one that is a number at every client."""
-    numbers: list[Rows] = []
-    texts: list[Rows] = []
-    for rows in clients:
-        column = rows.column(name)
-        if column.null_count == len(column):
-            continue  # no value here: it fits either kind
-        (numbers if _is_number(column, name, rows) else texts).append(rows)
+    kinds = [(find_kind(rows, name), rows) for rows in clients]
+    numbers, texts = ([rows for found, rows in kinds if found == kind] for kind in ("number", "text"))
     if numbers and texts:
         raise EquipoiseError(
             f"Column `{name}` is text at {texts[0]}, for example {_show_text(texts[0], name)}, and numbers at {numbers[0]}. "
@@ -119,12 +129,17 @@ def _levels(clients: Sequence[Rows], name: str) -> tuple[str, ...] | None:
             f"Column `{name}` holds numbers, but not only, for example {_show_text(texts[0], name)}. Write such values as "
             f"`?`, or leave the column out with --ignore {name}."
         )
-    if len(found) > MOST_LEVELS:
+    refuse_many_levels(len(found), name, f"{texts[0]}, for example")
+    return tuple(sorted(found))
+
+
+def refuse_many_levels(count: int, name: str, where: str) -> None:
+    """Refuse a text column that has too many different values for a category."""
+    if count > MOST_LEVELS:
         raise EquipoiseError(
-            f"Text column `{name}` has {len(found)} different values ({texts[0]}, for example): too many for categories. Leave "
+            f"Text column `{name}` has {count} different values ({where}): too many for categories. Leave "
             f"it out with --ignore {name}, or group its values."
         )
-    return tuple(sorted(found))
 
 
 def _show_text(rows: Rows, name: str) -> str:
@@ -142,8 +157,8 @@ def note_odd_texts(schema: Schema) -> list[str]:
     """Notes on columns of numbers that are taken for text, because some values are no numbers."""
     return [
         f"Column `{name}` is taken for text, with a feature per value, because of "
-        f"{join_words([repr(level) for level in levels if _parsed(level) is None])}. Write such values as `?`, and it holds "
-        "numbers."
+        f"{join_words([repr(level) for level in levels if _parsed(level) is None])}. Write such values as `?`, and it "
+        "holds numbers."
         for name, levels in schema.columns.items()
         if levels is not None and len(levels) > FEW_LEVELS and _mostly_numbers(levels)
     ]
@@ -157,7 +172,11 @@ def find_fraction(labels: Sequence[object]) -> object | None:
     return next((label for label, n in zip(labels, numbers, strict=True) if n is not None and n % 1 != 0), None)
 
 
-def _is_number(column: pa.ChunkedArray, name: str, rows: Rows) -> bool:
+def find_kind(rows: Rows, name: str) -> Kind:
+    """What a column holds at one client. A column without a single value is "empty": it fits either kind."""
+    column = rows.column(name)
+    if column.null_count == len(column):
+        return "empty"
     kind = column.type
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
@@ -167,13 +186,18 @@ def _is_number(column: pa.ChunkedArray, name: str, rows: Rows) -> bool:
         or pa.types.is_boolean(kind)
         or pa.types.is_decimal(kind)
     ):
-        return True
+        return "number"
     if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return all(_parsed(value) is not None for value in pc.unique(column).to_pylist() if value is not None)
+        return "text" if list_texts(column) else "number"
     raise EquipoiseError(
         f"Column `{name}` of {rows} holds {kind}: only numbers and text can be learnt from. Convert it, or leave it out with "
         f"--ignore {name}."
     )
+
+
+def list_texts(column: pa.ChunkedArray) -> list[object]:
+    """The different values of a column that cannot be read as numbers."""
+    return [value for value in pc.unique(column).to_pylist() if value is not None and _parsed(value) is None]
 
 
 def _parsed(value: object) -> float | None:
@@ -181,6 +205,13 @@ def _parsed(value: object) -> float | None:
         return float(str(value)) if not isinstance(value, bool) else float(value)
     except ValueError:
         return None
+
+
+def order_classes(names: Iterable[str]) -> tuple[str, ...]:
+    """Names of classes in order: by size if all are whole numbers, otherwise alphabetically."""
+    found = set(names)
+    whole = all(WHOLE.fullmatch(name) for name in found)
+    return tuple(sorted(found, key=int) if whole else sorted(found))
 
 
 def as_text(value: object) -> str:
@@ -193,8 +224,9 @@ def encode(rows: Rows, schema: Schema, train: Tensor) -> Tensor:
     """The features `[n, width]` of one client, whose training rows alone say how gaps are filled and numbers scaled.
 
     Missing numbers become the median; then numbers are scaled to mean 0 and standard deviation 1. A category becomes
-    one column per level; a missing one becomes the most frequent level. A column without a single value in the client's
-    training rows is 0 throughout.
+    one column per level; a missing one becomes the most frequent level. A value that is no level of the schema counts
+    as "other": it is 0 in the columns of all levels, as the reference level is where statisticians code categories. A
+    column without a single value in the client's training rows is 0 throughout.
     """
     learnt = train.numpy()
     blocks = [
@@ -227,17 +259,81 @@ def _finite(value: object, name: str, rows: Rows) -> float:
 
 def _category(rows: Rows, name: str, levels: tuple[str, ...], train: np.ndarray) -> np.ndarray:
     place = {level: i for i, level in enumerate(levels)}
-    texts = [None if v is None or v != v else as_text(v) for v in rows.column(name).to_pylist()]
-    for text in texts:
-        if text is not None and text not in place:
-            raise EquipoiseError(
-                f"Column `{name}` has the value {text!r} at {rows}, which is not one of the schema's levels: "
-                f"{join_words(list(levels), 12)}."
-            )
-    values = np.array([-1 if text is None else place[text] for text in texts])
-    block = np.zeros((len(values), len(levels)))
+    other = len(levels)
+    texts = list_levels(rows, name)
+    values = np.array([-1 if text is None else place.get(text, other) for text in texts])
+    block = np.zeros((len(values), len(levels) + 1))
     known = values[train][values[train] >= 0]
     if len(known):
         values = np.where(values < 0, np.bincount(known).argmax(), values)
         block[np.arange(len(values)), values] = 1
-    return block
+    return block[:, :other]
+
+
+def list_levels(rows: Rows, name: str) -> list[str | None]:
+    """The value of every row in a column, as a level; None where it is missing."""
+    return [None if v is None or v != v else as_text(v) for v in rows.column(name).to_pylist()]
+
+
+# --------------------------------------------------------------------------- rows that do not fit a given schema
+def list_misfits(rows: Rows, schema: Schema) -> list[str]:
+    """Everything in which rows do not fit a schema, in words: columns that are missing, and text in place of numbers."""
+    mistakes = Mistakes()
+    there = rows.table.column_names
+    unused = [name for name in there if name not in schema.columns and name != schema.label]
+    for name, levels in schema.columns.items():
+        with mistakes.noted():
+            if name not in there:
+                raise EquipoiseError(f"There is no column `{name}` at {rows}.{did_you_mean(name, unused)}")
+            column = rows.column(name)
+            if levels is None and (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+                for value in list_texts(column)[:1]:
+                    _finite(value, name, rows)
+    return mistakes.found
+
+
+def note_unknown_levels(rows: Rows, schema: Schema) -> list[str]:
+    """A note on each text column with values that the schema does not name. The values themselves are not in it."""
+    notes = []
+    for name, levels in schema.columns.items():
+        if levels is None:
+            continue
+        texts = [text for text in list_levels(rows, name) if text is not None]
+        unknown = sum(text not in levels for text in texts)
+        if unknown and unknown == len(texts):
+            notes.append(
+                f"No value of `{name}` at `{rows.client}` is one of the schema's levels: {join_words(list(levels), 12)}. All "
+                "count as other. Are they coded otherwise?"
+            )
+        elif unknown:
+            many = f"{unknown} of {len(texts)} rows" if unknown >= LIMIT else f"fewer than {LIMIT} rows"
+            notes.append(
+                f"Values of `{name}` at `{rows.client}` that the schema does not name ({many}): count as other."
+            )
+    return notes
+
+
+def compare_schemas(schemas: Mapping[str, Schema]) -> list[str]:
+    """Everything in which the schemas of two clients, given by their names, differ, in words."""
+    (here, one), (there, other) = schemas.items()
+    found = []
+    if one.label != other.label:
+        found.append(f"The label column is `{one.label}` at `{here}` and `{other.label}` at `{there}`.")
+    if one.classes != other.classes:
+        found.append(
+            f"The classes are {join_words(list(one.classes), 12)} at `{here}` and {join_words(list(other.classes), 12)} at "
+            f"`{there}`."
+        )
+    for name in dict.fromkeys((*one.columns, *other.columns)):
+        if name not in one.columns or name not in other.columns:
+            holder, lacks = (here, there) if name in one.columns else (there, here)
+            found.append(f"Column `{name}` is at `{holder}`, not at `{lacks}`.")
+        elif one.columns[name] != other.columns[name]:
+            told = (
+                "numbers" if levels is None else f"text ({join_words(list(levels), 12)})"
+                for levels in (one.columns[name], other.columns[name])
+            )
+            found.append(f"Column `{name}` holds {next(told)} at `{here}` and {next(told)} at `{there}`.")
+    if not found and list(one.columns) != list(other.columns):
+        found.append(f"The columns of `{here}` and `{there}` stand in another order.")
+    return found

@@ -7,11 +7,10 @@ from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from equipoise.data.federation import Split
 from equipoise.engine.checks import Checks, Expected, Refusal, check_numbers, is_sum_finite
 from equipoise.engine.result import Rejection, RoundRecord, Run
 from equipoise.engine.runners import Errand, Runner
-from equipoise.rounds.evaluation import Score, evaluate
+from equipoise.rounds.evaluation import SCORED, Score, evaluate
 from equipoise.types import ClientState, Replies, Server
 
 
@@ -58,8 +57,7 @@ class SimulatedDesk:
 
     def __init__(self, run: Run, compute: Runner) -> None:
         self.run, self.compute = run, compute
-        validated = any(len(client.validation) for client in run.federation.clients)
-        self.splits: tuple[Split, ...] = ("test", "validation") if validated else ("test",)
+        self.splits = SCORED if run.settings.train_scores else tuple(split for split in SCORED if split != "train")
 
     def open(self, name: str, records: Sequence[RoundRecord]) -> str:
         """Nothing to do: a simulation keeps the name that it has."""
@@ -97,7 +95,8 @@ class SimulatedDesk:
     def score(
         self, server: Server, kept: Mapping[int, ClientState], states: Mapping[int, ClientState]
     ) -> tuple[Sequence[Score], list[Rejection]]:
-        """Evaluate the model at every client: on test data, and on validation data if there are any."""
+        """Evaluate the model at every client: on test data, on validation data if there are any, and on the training
+        data unless the settings say otherwise."""
         run = self.run
         current = ChainMap(dict(kept), states)  # type: ignore[arg-type]  # it is only read
         return evaluate(run.method, run.task, server, current, run.federation, self.splits), []

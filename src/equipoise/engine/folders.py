@@ -83,22 +83,33 @@ def _lock_file(lock: IO[str]) -> None:
 @contextmanager
 def replace_folder(place: Path) -> Iterator[Path]:
     """Give a new folder to fill. It replaces `place` when the block ends without an error; otherwise it is removed."""
-    draft = place.with_name(f"{UNFINISHED}{place.name}")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir()
+    draft = draft_beside(place)
     try:
         yield draft
-        _sync(draft)
-        old = place.with_name(f"{UNFINISHED}old-{place.name}")
-        shutil.rmtree(old, ignore_errors=True)
-        if place.exists():
-            place.rename(old)
-        draft.rename(place)
-        _sync(place.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        replace_whole(place, draft)
     except BaseException:
         shutil.rmtree(draft, ignore_errors=True)
         raise
+
+
+def draft_beside(place: Path) -> Path:
+    """A new, empty folder in which a successor of `place` can be written."""
+    draft = place.with_name(f"{UNFINISHED}{place.name}")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    return draft
+
+
+def replace_whole(place: Path, draft: Path) -> None:
+    """Put a folder that is complete into the place of an older one."""
+    _sync(draft)
+    old = place.with_name(f"{UNFINISHED}old-{place.name}")
+    shutil.rmtree(old, ignore_errors=True)
+    if place.exists():
+        place.rename(old)
+    draft.rename(place)
+    _sync(place.parent)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def remove_folder(place: Path) -> None:

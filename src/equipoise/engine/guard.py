@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from equipoise.engine.checks import COHORT
+from equipoise.errors import EquipoiseError
 from equipoise.grammar import require
 from equipoise.method import Method
 from equipoise.parts.weights import shares
@@ -207,8 +208,11 @@ class CappedShare(_Around, Share):
 
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
         found = self.inner(round, theta, state)
-        rows = found.shared["weight"]
-        assert isinstance(rows, PerClient)
+        rows = found.shared.get("weight")
+        if not isinstance(rows, PerClient):
+            raise EquipoiseError(
+                f"`{self.inner.name}` (share) gives a `{WEIGHT}`: it must send it as `weight`, one row per client."
+            )
         weights = cap(rows.take(round.clients).double(), _limits(self.share, round, "samples" in self.needs))
         rows = rows.put(round.clients, weights)
         kept = (

@@ -16,13 +16,14 @@ from pathlib import Path
 import torch
 
 from equipoise import seeds
+from equipoise.convergence import EVALUATIONS, STRETCHES
 from equipoise.engine import checkpoints
 from equipoise.engine.checkpoints import Checkpoints, Snapshot, hash_model
 from equipoise.engine.checks import Checks, Expected, Refusal, count_declared_samples, expect
 from equipoise.engine.desk import Desk
 from equipoise.engine.folders import lock_folder
 from equipoise.engine.guard import Guard, cap_weights, clip_reports
-from equipoise.engine.result import Rejection, RoundRecord, Run
+from equipoise.engine.result import Rejection, RoundRecord, Run, judge_records
 from equipoise.engine.runners import Errand
 from equipoise.engine.settings import Settings
 from equipoise.engine.states import ClientStates
@@ -32,6 +33,8 @@ from equipoise.rounds.evaluation import Score, name_scored_model
 from equipoise.rounds.server import Aggregated, begin_server, make_broadcast, server_probe, server_round
 from equipoise.task import Task
 from equipoise.types import ClientState, EquipoiseError, Replies, Server, Setting
+
+LOOK_EVERY = 10  # rounds between two looks at whether a run has converged
 
 
 def begin_run(settings: Settings, runner: str = "") -> Run:
@@ -65,12 +68,14 @@ def proceed(
     on_round: Callable[[RoundRecord, Server], None] | None = None,
     on_earlier: Callable[[RoundRecord], None] | None = None,
     on_note: Callable[[str], None] | None = None,
+    on_repeat: Callable[[int, Sequence[Rejection]], None] | None = None,
 ) -> Run:
     """Do all rounds of a run.
 
     `on_round` is called after each round with its record and the server. If the run goes on from a checkpoint,
     `on_earlier` is called with the records of the rounds before it. `on_note` is called with what a reader of the
-    results should know, once per kind of note.
+    results should know, once per kind of note; `on_repeat` with the number of a round that is to be repeated, each time
+    that it had too few answers, and those that did not count.
 
     After too few answers in as many tries in a row as the checks have patience for, the run ends early and says so in
     `stopped`.
@@ -98,6 +103,8 @@ def proceed(
             while loop.goes_on:
                 record = loop.play()
                 if record is None:  # too few answers: the round is repeated
+                    if on_repeat:
+                        on_repeat(loop.server.memory.round + 1, loop.refused)
                     continue
                 done = record.round
                 if checkpoint is not None and (done % checkpoint.every == 0 or done == begun.settings.rounds):
@@ -129,11 +136,25 @@ class _Loop:
         self.states.update(start.states)
         self.began = time.perf_counter() - start.seconds
         self.failed = 0  # tries in a row without an update
+        self.refused: Sequence[Rejection] = ()  # the answers that did not count in the last try
         self.name = desk.open(start.run, self.records)
 
     @property
     def goes_on(self) -> bool:
-        return len(self.records) < self.settings.rounds and self.failed < self.settings.checks.patience
+        return (
+            len(self.records) < self.settings.rounds
+            and self.failed < self.settings.checks.patience
+            and not self.is_flat
+        )
+
+    @property
+    def is_flat(self) -> bool:
+        """Whether the run is to end because it has converged. Looked at every ten rounds: more looks, more false ones."""
+        done = len(self.records)
+        if not self.settings.until_flat or done == 0 or done % LOOK_EVERY or not self.records[-1].scores:
+            return False
+        recent = [record for record in self.records[-(done // STRETCHES[0]) :] if record.scores]
+        return len(recent) >= EVALUATIONS and judge_records(self.records).state == "flat"
 
     def say(self, texts: Sequence[str]) -> list[str]:
         """Say texts of a kind that was not said before, and return them. The words before the colon are the kind."""
@@ -162,6 +183,7 @@ class _Loop:
         rejected = [*away, *(Rejection(self.judge.name_of(one.client), one.why) for one in done.refused)]
         news = [*done.notes, *(f"{one.client} was left out: in round {r + 1} {one.why}" for one in rejected)]
         self.failed = 0 if done.result is not None else self.failed + 1
+        self.refused = tuple(rejected)
         if done.result is None and settings.checks.too_few == "repeat":
             self.say(news)
             return None
@@ -182,7 +204,7 @@ class _Loop:
     def end(self) -> Run:
         """The run as it is now."""
         stopped, total = "", self.settings.rounds
-        if len(self.records) < total:
+        if len(self.records) < total and not self.is_flat:
             stopped = (
                 f"The run stopped after {len(self.records)} of {total} rounds: {self.failed} times on end too few clients "
                 "answered."
@@ -300,7 +322,7 @@ def _without_update(
 ) -> Done:
     """The outcome of a round with too few valid answers."""
     r, checks = server.memory.round, judge.checks
-    if refused and all(one.is_not_finite for one in refused) and checks.too_few == "stop":
+    if refused and valid == 0 and all(one.is_not_finite for one in refused) and checks.too_few == "stop":
         raise _diverged(judge.method, r)
     reasons = "; ".join(f"{judge.name_of(one.client)}: {one.why}" for one in refused[:3])
     text = f"{valid} of {asked} clients gave a valid answer, and it needs {quorum}" + (

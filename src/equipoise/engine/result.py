@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
+from equipoise.convergence import Convergence, judge_convergence
 from equipoise.data import Federation
 from equipoise.engine.settings import Settings
 from equipoise.method import Method
@@ -40,6 +42,30 @@ class RoundRecord:
         values = [s.value for s in self.scores if s.metric == "accuracy" and s.split == "test"]
         found = figures(values)
         return (found.min, found.avg) if values else None
+
+
+def judge_records(records: Sequence[RoundRecord]) -> Convergence:
+    """Whether a run with these records has converged: see `convergence.py`.
+
+    AVG and MIN are over domains, of the accuracy on validation data, or on test data where there are none of those.
+    """
+    curves: dict[str, dict[int, float]] = {"AVG": {}, "MIN": {}}
+    for record in records:
+        scores = [score for score in record.scores if score.metric == "accuracy"]
+        held = [score for score in scores if score.split == "validation"]
+        means = _average_by_domain(held or [score for score in scores if score.split == "test"])
+        if means:
+            found = figures(list(means.values()))
+            curves["AVG"][record.round], curves["MIN"][record.round] = 100 * found.avg, 100 * found.min
+    return judge_convergence(curves, records[-1].round if records else 0)
+
+
+def _average_by_domain(scores: Sequence[Score]) -> dict[str, float]:
+    """The mean of the scores over the clients of each domain."""
+    found: dict[str, list[float]] = {}
+    for score in scores:
+        found.setdefault(score.domain, []).append(score.value)
+    return {domain: sum(values) / len(values) for domain, values in found.items()}
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,11 +112,12 @@ class Run:
 
     def by_domain(self, metric: str = "accuracy", split: str = "test") -> dict[str, float]:
         """The final value of a metric for each domain: the mean over its clients."""
-        found: dict[str, list[float]] = {}
-        for s in self.scores:
-            if s.metric == metric and s.split == split:
-                found.setdefault(s.domain, []).append(s.value)
-        return {domain: sum(values) / len(values) for domain, values in found.items()}
+        return _average_by_domain([s for s in self.scores if s.metric == metric and s.split == split])
+
+    @cached_property
+    def convergence(self) -> Convergence:
+        """Whether the run has converged, or how fast its figures still change."""
+        return judge_records(self.rounds)
 
     def figures(self, by: str = "client") -> Figures:
         """AVG, STD, MIN and other fairness figures of the final test accuracy, over clients or over domains."""

@@ -48,6 +48,8 @@ class Settings:
     guard: Guard | None  # limits what a false loss can gain
     notes: tuple[str, ...] = ()  # what a reader of the results should know
     limits: Mapping[str, object] | None = None  # how long the server of a real federation waits, for the manifest
+    train_scores: bool = True  # score the training data, too, whenever the model is evaluated
+    until_flat: bool = False  # end the run when it has converged; `rounds` is then a limit
 
     @classmethod
     def of(
@@ -68,6 +70,8 @@ class Settings:
         checks: Checks = SIMULATION_CHECKS,
         guard: Guard | None = None,
         limits: Mapping[str, object] | None = None,
+        train_scores: bool = True,
+        until_flat: bool = False,
     ) -> Settings:
         """The settings of a run. What is not given comes from the federation's protocol, or from the parameters that a
         method has for a data set of the library."""
@@ -98,6 +102,8 @@ class Settings:
             guard=guard,
             notes=(*_note_overruled(chosen, training), *_note_dropped(protocol.training, training)),
             limits=limits,
+            train_scores=train_scores,
+            until_flat=until_flat,
         )
         require(
             checks.quorum is None or checks.quorum <= found.cohort,
@@ -132,7 +138,14 @@ class Settings:
             [None] * len(data) if data.is_elsewhere else data.class_counts().tolist()
         )  # labels of real sites are unknown here
         clients = [
-            {"name": c.name, "domain": c.domain, "train": len(c.train), "test": len(c.test), "classes": counts}
+            {
+                "name": c.name,
+                "domain": c.domain,
+                "train": len(c.train),
+                "validation": len(c.validation),
+                "test": len(c.test),
+                "classes": counts,
+            }
             for c, counts in zip(data.clients, held, strict=True)
         ]
         found: dict[str, Any] = {
@@ -162,6 +175,8 @@ class Settings:
             "checks": asdict(self.checks),
             "guard": None if self.guard is None else asdict(self.guard),
             **({"code": code} if (code := self._hash_code()) else {}),
+            **({} if self.train_scores else {"train_scores": False}),
+            **({"until_flat": True} if self.until_flat else {}),
         }
         return json.loads(json.dumps(found, default=str))
 
@@ -190,6 +205,11 @@ def check_option(name: str, value: object) -> None:
             require(0 < value <= 1, name, "above 0 and at most 1", value)
         case "device", str():
             _check_device(value)
+        case "rounds" | "eval_every" | "participation" | "device", None:  # the protocol's own
+            pass
+        case "rounds" | "eval_every" | "participation" | "device", _:
+            kinds = {"participation": "a number", "device": "a text"}
+            raise EquipoiseError(f"{name} must be {kinds.get(name, 'a whole number')}. Found {value!r}.")
 
 
 def _check_device(device: str) -> None:

@@ -37,12 +37,14 @@ def run(
     threads: int | None = None,
     checks: Checks = SIMULATION_CHECKS,
     guard: Guard | None = None,
+    train_scores: bool = True,
+    until_flat: bool = False,
     checkpoint: Checkpoints | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
 ) -> Run:
     """Train a method on a federation. What is not given comes from the federation's protocol.
 
-    Where clients have validation data, they are scored on it as well.
+    Clients are scored on test data, on validation data where they have some, and on their training data.
 
     Args:
         method: a method, or text such as `"eagle + fedheal(tau=0.3)"`.
@@ -59,6 +61,8 @@ def run(
         threads: cores to use, by default all of them.
         checks: which answers count.
         guard: limits what a client can gain by reporting a false loss.
+        train_scores: whether the training data are scored, too, whenever the model is evaluated.
+        until_flat: end the run when it has converged, by the rule of `docs/convergence.md`; `rounds` is then a limit.
         checkpoint: where checkpoints go, from which an interrupted run can go on: see `docs/reliability.md`.
         on_round: called with the record of every round, also of rounds before the checkpoint from which a run goes on.
 
@@ -69,6 +73,7 @@ def run(
     settings = Settings.of(
         method, federation, model=model, rounds=rounds, seed=seed, participation=participation, training=training,
         buffers=buffers, runner=runner, device=device, eval_every=eval_every, threads=threads, checks=checks, guard=guard,
+        train_scores=train_scores, until_flat=until_flat,
     )  # fmt: skip
     tell = None if on_round is None else lambda record, _: on_round(record)
     return simulate(prepare_simulation(settings), checkpoint=checkpoint, on_round=tell, on_earlier=on_round)

@@ -6,11 +6,10 @@ known by its name, not by Flower's node id: if it comes back as another node, it
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from equipoise.data import Federation
 from equipoise.data.own import order_by_number
-from equipoise.data.stand_in import About, build_stand_in, refuse_disagreement
+from equipoise.data.stand_in import About, build_stand_in, list_disagreements, read_about
 from equipoise.engine.checks import Answer, Checks, Expected, Refusal, admit
 from equipoise.engine.desk import Heard
 from equipoise.engine.result import Rejection, RoundRecord
@@ -28,13 +27,13 @@ from equipoise.errors import EquipoiseError
 from equipoise.flower import wire
 from equipoise.flower.plan import Plan
 from equipoise.grammar import join_words
-from equipoise.rounds.evaluation import Score
+from equipoise.rounds.evaluation import SCORED, Score
 from equipoise.rounds.server import make_broadcast
+from equipoise.runs.reading import AWAY, LATE
 from equipoise.types import Broadcast, ClientState, Layout, Server
 
 Read = TypeVar("Read")
 POLL = 1.0  # seconds between two looks at which nodes are connected
-SILENT = "it did not answer in time."  # why a site that sent nothing is left out
 
 
 @dataclass
@@ -47,41 +46,61 @@ class FlowerDesk:
     names: list[str] = field(default_factory=list)  # of the sites, in the order of their numbers
     about: dict[str, About] = field(default_factory=dict)  # what each site said of itself
     nodes: dict[str, int] = field(default_factory=dict)  # the node id of each site
-    refused: set[int] = field(default_factory=set)  # nodes that cannot take part, and are not asked again
+    refused: dict[int, Rejection] = field(default_factory=dict)  # nodes that cannot take part, and are not asked again
+    called: dict[int, str] = field(default_factory=dict)  # what nodes that sent an error call themselves
     silent: set[int] = field(default_factory=set)  # nodes whose site did not answer the last message
     counted: dict[int, int] = field(default_factory=dict)  # the last round (from 0) of each site that counted
     run: str = ""  # the name by which sites know the run; it stays when another run of Flower's resumes it
 
     # ------------------------------------------------------------------ before the first round
-    def assemble(self) -> Federation:
-        """Wait for all sites, and build a federation without data from what they say of themselves."""
+    def assemble(self, on_note: Callable[[str], None] | None = None) -> Federation:
+        """Wait for all sites, and build a federation without data from what they say of themselves.
+
+        What is wrong at one site is said at once, by `on_note`. The run then waits for the other sites, so that the
+        error by which it ends tells what is wrong at any of them.
+        """
         deadline = time.monotonic() + self.plan.start_timeout
-        places = self.plan.sites
+        said: set[str] = set()
         while True:
-            refused = self._greet()
-            if refused:
-                raise EquipoiseError(f"A site cannot take part: {refused[0].why}")
-            there = join_words(sorted(self.about)) or "none"
-            if len(self.about) > places:
-                raise EquipoiseError(f"{len(self.about)} sites came for {places} places: {there}. Set `sites`.")
-            if len(self.about) == places:
+            found = self._greet()
+            news = [text for one in found if (text := _tell(one)) not in said]
+            said |= set(news)
+            for text in news:
+                if on_note:
+                    on_note(text)
+            mended = [node for node, one in self.refused.items() if one.client in self.about]
+            wrong = [one for node, one in self.refused.items() if node not in mended]
+            is_late = time.monotonic() > deadline
+            if len(self.about) + len(wrong) >= self.plan.sites or is_late:
+                self._refuse([*wrong, *(one for one in found if one not in wrong)])
                 return self._seat()
-            if time.monotonic() > deadline:
-                limit = f"{self.plan.start_timeout:g} s"
-                raise EquipoiseError(
-                    f"{len(self.about)} of {places} sites came within {limit}: {there}. Start the others, or set "
-                    "`sites`."
-                )
             time.sleep(POLL)
+
+    def _refuse(self, wrong: Sequence[Rejection]) -> None:
+        """End the run with one error that tells all that stands in its way, if anything does."""
+        places, there = self.plan.sites, join_words(sorted(self.about)) or "none"
+        mistakes = [_tell(one) for one in wrong]
+        if len(self.about) > places:
+            mistakes.append(f"{len(self.about)} sites came for {places} places: {there}. Set `sites`.")
+        elif len(self.about) + len(wrong) < places:
+            limit = f"{self.plan.start_timeout:g} s"
+            mistakes.append(
+                f"{len(self.about)} of {places} sites came within {limit}: {there}. Start the others, or set `sites`."
+            )
+        if differ := list_disagreements(dict(sorted(self.about.items()))):
+            advice = (
+                "Sites must agree: give all of them the same schema.json (equipoise deploy merge-schemas) and settings."
+            )
+            mistakes += [*differ, advice]
+        if mistakes:
+            raise EquipoiseError("\n- ".join(["The run cannot begin.", *mistakes]))
 
     def _seat(self) -> Federation:
         """Number the sites: by their parts of a data set that is dealt out, else in the order of their names."""
         numbers = {name: int(str(about["number"])) for name, about in self.about.items()}
         dealt = sorted(numbers.values()) == list(range(len(numbers)))
         self.names = sorted(self.about, key=lambda name: numbers[name] if dealt else order_by_number(name))
-        sites = {name: self.about[name] for name in self.names}
-        refuse_disagreement(sites)
-        return build_stand_in(list(sites.values()))
+        return build_stand_in([self.about[name] for name in self.names])
 
     # ------------------------------------------------------------------ what the loop over rounds calls
     def open(self, name: str, records: Sequence[RoundRecord]) -> str:
@@ -104,10 +123,10 @@ class FlowerDesk:
         deadline = time.monotonic() + self.plan.round_timeout
         refused: list[Rejection] = []
         while True:
-            refused += self._greet()
+            refused += [replace(one, why=_in_one_line(one.why)) for one in self._greet()]
             found = self._connected(wanted)
             if len(found) >= needed or time.monotonic() > deadline:
-                away = [Rejection(self.names[k], "it is not connected.") for k in wanted if k not in found]
+                away = [Rejection(self.names[k], AWAY) for k in wanted if k not in found]
                 return found, [*away, *refused]
             time.sleep(POLL)
 
@@ -132,25 +151,29 @@ class FlowerDesk:
     def score(
         self, server: Server, kept: Mapping[int, ClientState], states: Mapping[int, ClientState]
     ) -> tuple[Sequence[Score], list[Rejection]]:
-        """Score the model at every connected site, on its own test data.
+        """Score the model at every connected site, on its own test data, and on its validation data if it has some.
 
         A site that did not answer its last message is left out: the server would only wait for it once more.
         """
+        held = {k: {split: int(str(self.about[name][split])) for split in SCORED} for k, name in enumerate(self.names)}
         tested = [
             k
             for k in self._connected(range(len(self.names)))
-            if int(str(self.about[self.names[k]]["test"])) and self.nodes[self.names[k]] not in self.silent
+            if any(held[k].values()) and self.nodes[self.names[k]] not in self.silent
         ]
 
         def read(client: int, content: RecordDict) -> list[Score]:
             name = self.names[client]
-            domain, samples = str(self.about[name]["domain"]) or name, str(wire.read_facts(content).get("samples", ""))
-            values = content.metric_records["scores"]
-            if not all(isinstance(value, float) for value in values.values()):
-                raise EquipoiseError("its scores are not numbers.")
-            if not samples.isdecimal():
-                raise EquipoiseError("it does not say on how many samples it was scored.")
-            return [Score(name, domain, "test", m, float(str(v)), int(samples)) for m, v in values.items()]
+            domain = str(self.about[name]["domain"]) or name
+            scores = []
+            for split, samples in held[client].items():
+                if not samples:
+                    continue
+                values = content.metric_records.get(split)
+                if values is None or not all(isinstance(value, float) for value in values.values()):
+                    raise EquipoiseError(f"its {split} scores are not numbers.")
+                scores += [Score(name, domain, split, m, float(str(v)), samples) for m, v in values.items()]
+            return scores
 
         found, refused = self._send("evaluate", tested, make_broadcast(server, 0), read, server.evaluated)
         scores = [score for site in found for score in site]
@@ -165,17 +188,17 @@ class FlowerDesk:
         for now, and asked again the next time. A node that is refused for another reason is not asked again.
         """
         present = set(self.grid.get_node_ids())
-        strangers = sorted(present - set(self.nodes.values()) - self.refused)
+        strangers = sorted(present - set(self.nodes.values()) - set(self.refused))
         answers, silent = self._exchange("query.hello", {node: RecordDict() for node in strangers})
-        mistakes = {node: why for node, why in silent.items() if why != SILENT}
+        mistakes = {node: why for node, why in silent.items() if why != LATE}
         rivals: dict[int, str] = {}
         for node, content in sorted(answers.items()):
             try:
-                about = json.loads(str(wire.read_facts(content)["about"]))
-                name = str(about["name"])
-            except (EquipoiseError, ValueError, KeyError, TypeError):
-                mistakes[node] = "it does not say which site it is."
+                about = read_about(str(wire.read_facts(content)["about"]))
+            except (EquipoiseError, KeyError) as error:
+                mistakes[node] = f"it does not say which site it is. {wire.explain(error)}"
                 continue
+            name = str(about["name"])
             if self.nodes.get(name) in present - self.silent:
                 rivals[node] = f"two nodes call themselves `{name}`. Name each with --node-config 'site=\"...\"'."
             elif self.names and name not in self.names:
@@ -185,8 +208,9 @@ class FlowerDesk:
             else:
                 self.nodes[name] = node
                 self.about[name] = about
-        self.refused |= set(mistakes)
-        return [Rejection(f"node {node}", why) for node, why in (rivals | mistakes).items()]
+        found = {node: Rejection(self.called.get(node) or f"node {node}", why) for node, why in mistakes.items()}
+        self.refused |= found
+        return [*(Rejection(f"node {node}", why) for node, why in rivals.items()), *found.values()]
 
     def _connected(self, numbers: Iterable[int]) -> list[int]:
         """Which of these sites are connected now."""
@@ -218,6 +242,7 @@ class FlowerDesk:
                 usable[k] = read(k, content)
             except (EquipoiseError, ValueError, KeyError, TypeError, EOFError) as error:
                 rejected[k] = wire.explain(error)
+        rejected = {k: _in_one_line(why) for k, why in rejected.items()}
         return [usable[k] for k in sorted(usable)], [Refusal(k, rejected[k]) for k in sorted(rejected)]
 
     def _exchange(self, kind: str, contents: Mapping[int, RecordDict]) -> tuple[dict[int, RecordDict], dict[int, str]]:
@@ -230,18 +255,19 @@ class FlowerDesk:
         limit = self.plan.round_timeout
         messages = [Message(content, node, kind, ttl=limit) for node, content in contents.items()]
         answers: dict[int, RecordDict] = {}
-        silent = dict.fromkeys(contents, SILENT)
+        silent = dict.fromkeys(contents, LATE)
         spoke: set[int] = set()
         for reply in self.grid.send_and_receive(messages, timeout=limit):
             node = reply.metadata.src_node_id
             if node not in silent:
                 continue
             if reply.has_error():
-                silent[node] = " ".join((reply.error.reason or f"error {reply.error.code}").split())[: wire.LONGEST]
+                silent[node] = wire.clean(reply.error.reason or f"error {reply.error.code}")
                 continue
-            words = reply.content.config_records.get(wire.FACTS, ConfigRecord()).get(wire.ERROR)
-            if words is not None:
-                silent[node] = str(words)[: wire.LONGEST]
+            said = reply.content.config_records.get(wire.FACTS, ConfigRecord())
+            if wire.ERROR in said:
+                silent[node] = wire.clean(str(said[wire.ERROR]))
+                self.called[node] = wire.clean(str(said.get("name", "")))
                 spoke.add(node)
                 continue
             answers[node] = reply.content
@@ -256,3 +282,13 @@ class FlowerDesk:
             raise EquipoiseError(f"it answered as {said['name']!r}.")
         if said["round"] != r:
             raise EquipoiseError(f"it answered round {int(str(said['round'])) + 1} in round {r + 1}.")
+
+
+def _tell(one: Rejection) -> str:
+    """Why a site cannot take part. Each of several mistakes has a line of its own."""
+    return f"`{one.client}` cannot take part: " + one.why.replace("\n", "\n  ")
+
+
+def _in_one_line(text: str) -> str:
+    """A text for records and notes, which have one line for each site."""
+    return " ".join(text.split())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,8 @@ from equipoise.engine.settings import Settings
 from equipoise.errors import EquipoiseError
 from equipoise.flower.desk import FlowerDesk
 from equipoise.flower.plan import Plan
-from equipoise.runs.writing import save
+from equipoise.runs.writing import Recorder
+from equipoise.types import Server
 
 
 def server_app(plan: Plan | None = None) -> ServerApp:
@@ -28,6 +30,8 @@ def server_app(plan: Plan | None = None) -> ServerApp:
     The run is stored below `plan.out`.
     """
     app = ServerApp()
+
+    logging.getLogger("flwr").addFilter(_say_mistakes_in_words)
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
@@ -40,11 +44,11 @@ def server_app(plan: Plan | None = None) -> ServerApp:
                 "all of the settings that the run began with, or leave `resume` out to begin anew."
             )
         try:
-            result = federate(grid, agreed, on_round=_say, on_note=_note, checkpoint=kept)
+            result = federate(grid, agreed, on_round=_say, on_note=_note, checkpoint=kept, out=Path(agreed.out))
         finally:
             if not find_saved(folder):
                 discard(folder)
-        print(f"Records: {save(result, Path(agreed.out)).resolve()}", flush=True)
+        print(f"Records: {(Path(agreed.out) / result.settings.name).resolve()}", flush=True)
         if result.stopped:
             advice = "Go on with the same command and --run-config resume=true, with all settings as they were."
             raise EquipoiseError(f"{result.stopped} {advice}")
@@ -76,6 +80,14 @@ def _say(record: RoundRecord) -> None:
         print(f"  without `{rejection.client}`: {rejection.why}", flush=True)
 
 
+def _say_mistakes_in_words(record: logging.LogRecord) -> bool:
+    """Let Flower's log tell a user's mistake in words, without the stack trace that it writes of every error."""
+    error = record.exc_info[1] if record.exc_info else None
+    if isinstance(error, EquipoiseError):
+        record.msg, record.args, record.exc_info, record.exc_text = str(error), (), None, None
+    return True
+
+
 def _note(text: str) -> None:
     print(f"Note: {text}", flush=True)
 
@@ -86,28 +98,54 @@ def federate(
     on_round: Callable[[RoundRecord], None] | None = None,
     on_note: Callable[[str], None] | None = None,
     checkpoint: Checkpoints | None = None,
+    out: Path | None = None,
 ) -> Run:
     """Do all rounds of a plan with the sites that a grid reaches. Returns a `Run`, as `equipoise.run` does.
 
     If too few sites answer in `plan.patience` tries in a row, the run ends early, with the rounds done so far and a
-    warning. With `checkpoint` it can be resumed later, also by another run of Flower's.
+    warning. With `checkpoint` it can be resumed later, also by another run of Flower's. With `out` the run's folder is
+    written inside it, round by round.
     """
     desk = FlowerDesk(grid, plan)
-    begun = begin_run(settle(plan, desk), "flower")
+    begun = begin_run(settle(plan, desk, on_note), "flower")
     plan.refuse_averaged_models(begun.task)
     desk.layout = begun.task.layout
-    return proceed(
-        begun,
-        desk,
-        checkpoint=checkpoint,
-        on_round=None if on_round is None else lambda record, _: on_round(record),
-        on_note=on_note,
-    )
+    recorder = None if out is None else Recorder(begun, out)
+
+    def tell(record: RoundRecord, _: Server) -> None:
+        if recorder:
+            recorder.add(record)
+        if on_round:
+            on_round(record)
+
+    def note(text: str) -> None:
+        if recorder:
+            recorder.note(text)
+        if on_note:
+            on_note(text)
+
+    try:
+        result = proceed(
+            begun,
+            desk,
+            checkpoint=checkpoint,
+            on_round=tell,
+            on_earlier=recorder.add if recorder else None,
+            on_note=note,
+            on_repeat=recorder.repeat if recorder else None,
+        )
+    except (Exception, KeyboardInterrupt) as error:
+        if recorder:
+            recorder.fail(str(error) or type(error).__name__)
+        raise
+    if recorder:
+        recorder.finish(result)
+    return result
 
 
-def settle(plan: Plan, desk: FlowerDesk) -> Settings:
+def settle(plan: Plan, desk: FlowerDesk, on_note: Callable[[str], None] | None = None) -> Settings:
     """Wait for the sites, and return all that decides what the run computes with them."""
-    data = desk.assemble()
+    data = desk.assemble(on_note)
     asked = replace(DEPLOYMENT_CHECKS, quorum=None, too_few=plan.too_few, patience=plan.patience)
     settings = Settings.of(
         plan.chosen,

@@ -20,7 +20,7 @@ from equipoise.flower import wire
 from equipoise.flower.plan import Plan
 from equipoise.roles import Phase
 from equipoise.rounds.client import client_round
-from equipoise.rounds.evaluation import evaluate, list_models_at_home
+from equipoise.rounds.evaluation import SCORED, evaluate, list_models_at_home
 from equipoise.rounds.server import make_broadcast
 from equipoise.task import Task
 from equipoise.types import ClientState, EquipoiseError
@@ -58,7 +58,8 @@ def client_app(
                 agreed = plan or Plan.from_config(context.run_config)
                 content = RecordDict(answer(agreed, _site(agreed, data, schema, context), message, context))
             except Exception as error:  # of any kind: the server is told in words
-                content = RecordDict({wire.FACTS: ConfigRecord({wire.ERROR: wire.explain(error)})})
+                name = str(context.node_config.get("site", ""))
+                content = RecordDict({wire.FACTS: ConfigRecord({wire.ERROR: wire.explain(error), "name": name})})
             return Message(content, reply_to=message)
 
         return handle
@@ -150,15 +151,18 @@ def _take_part(phase: Phase, plan: Plan, site: Site, message: Message, context: 
 
 
 def _score(plan: Plan, site: Site, message: Message, context: Context) -> Records:
-    """Score the received model on the site's own test data."""
+    """Score the received model on the site's own test and training data, and on its validation data if it has some."""
     task, federation, number = _task(plan, site, message)
     server = wire.unpack(message.content, task.layout, number)
     state = _kept(plan, site, wire.read_facts(message.content), context)
     states = {} if state is None else {number: state}
     models = list_models_at_home(plan.chosen, task)
-    scores = evaluate(plan.chosen, task, server, states, federation, models=models)
-    facts = ConfigRecord({"name": site.client.name, "round": server.memory.round, "samples": len(site.client.test)})
-    return {wire.FACTS: facts, "scores": MetricRecord({score.metric: score.value for score in scores})}
+    scores = evaluate(plan.chosen, task, server, states, federation, SCORED, models, [number])
+    by_split: dict[str, dict[str, float]] = {}
+    for score in scores:
+        by_split.setdefault(score.split, {})[score.metric] = score.value
+    facts = ConfigRecord({"name": site.client.name, "round": server.memory.round})
+    return {wire.FACTS: facts, **{split: MetricRecord(dict(values)) for split, values in by_split.items()}}
 
 
 # --------------------------------------------------------------------------- the site's state

@@ -15,7 +15,7 @@ from equipoise.types import Broadcast, EquipoiseError, Layout, Memory, PerClient
 
 FACTS = "equipoise"  # the name of the record of plain values
 ERROR = "error"  # the plain value by which a site says what went wrong, in place of an answer
-LONGEST = 500  # characters of such a text; the rest is cut off
+LONGEST = 2_000  # characters of such a text; the rest is cut off
 
 
 def pack_arrays(tensors: Mapping[str, Tensor]) -> ArrayRecord:
@@ -42,9 +42,15 @@ def read_facts(content: RecordDict) -> ConfigRecord:
 
 
 def explain(error: Exception) -> str:
-    """An error in one line, without a stack trace."""
+    """An error in words, without a stack trace. An error that tells several mistakes has a line for each."""
     kind = "" if isinstance(error, EquipoiseError) else f"{type(error).__name__}: "
-    return " ".join(f"{kind}{error}".split())[:LONGEST]
+    return clean(f"{kind}{error}")
+
+
+def clean(text: str) -> str:
+    """What another machine says, in lines of plain words, and not too many of them."""
+    lines = (" ".join(line.split()) for line in text.splitlines())
+    return "\n".join(line for line in lines if line)[:LONGEST]
 
 
 # --------------------------------------------------------------------------- to a site

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from equipoise.errors import EquipoiseError
 from equipoise.local.trees import Tree, for_each
 from equipoise.models.pixels import store_by_pixel
 from equipoise.roles import Term
@@ -86,7 +87,7 @@ def build_objective(
         for term in terms:
             extra = term.loss(local)
             if extra is not None:
-                total = total + local.mean(extra)
+                total = total + local.mean(_per_sample(term, extra))
         for term in select_scaling(terms):
             total = total * term.scale(base, received)
         return total, base
@@ -144,8 +145,31 @@ def select_scaling(terms: Sequence[Term]) -> list[Term]:
 
 
 def collect_frozen_models(terms: Sequence[Term], received: Received, states: ClientState) -> dict[str, Model]:
-    """The models of all terms that stay fixed during the round (`Term.frozen`), by name."""
-    return {name: model for term in terms for name, model in term.frozen(received, states).items()}
+    """The models of all terms that stay fixed during the round (`Term.frozen`), by name.
+
+    Two terms may name the same model; two different models of one name are an error.
+    """
+    found: dict[str, Model] = {}
+    for term in terms:
+        for name, model in term.frozen(received, states).items():
+            other = found.setdefault(name, model)
+            if any(other.params.get(key) is not value for key, value in model.params.items()):
+                raise EquipoiseError(
+                    f"`{term.name}` (terms) has a frozen model `{name}`, and another term has a different one of that "
+                    "name. Name it otherwise."
+                )
+    return found
+
+
+def _per_sample(term: Term, losses: Tensor) -> Tensor:
+    """The losses of a term, `[batch]`. One loss for the whole batch is an error unless the term announces it, because a
+    plain mean would count the samples that a batch is padded with."""
+    if losses.dim() == 0 and not term.whole_loss:
+        raise EquipoiseError(
+            f"`{term.name}` (terms) gives one loss for the whole batch. Give one per sample, [batch], such as "
+            "`.mean(1)` instead of `.mean()`; or say `whole_loss = True` if padding is left out (`local.keep`)."
+        )
+    return losses
 
 
 class Force(NamedTuple):

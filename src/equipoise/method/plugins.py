@@ -16,9 +16,10 @@ from equipoise.own_code import hash_files, import_file
 _LOADED: dict[Path, None] = {}  # the imported files, in the order of import
 
 
-def load_plugins(files: Sequence[Path | str]) -> None:
-    """Import these files. A file that was imported before is not imported again."""
-    for file in (Path(one).expanduser().resolve() for one in files):
+def load_plugins(files: Sequence[Path | str] | Path | str) -> None:
+    """Import these files, or this one. A file that was imported before is not imported again."""
+    several = [files] if isinstance(files, (Path, str)) else files
+    for file in (Path(one).expanduser().resolve() for one in several):
         if file not in _LOADED:
             import_file(file, "plugin")
             _LOADED[file] = None

@@ -207,6 +207,7 @@ class ConsistentStatistics(Term, needs=("layer statistics",)):
 
     lmbd: float  # weight of the term
     beta: float  # how much more later layers count
+    whole_loss: ClassVar[bool] = True  # of statistics of batches, which are never padded
 
     def loss(self, local: Local) -> Tensor | None:
         """The weighted divergence, a scalar; None in the first round."""

@@ -221,6 +221,8 @@ def _conclude(
 def _finished(term: Term, trained: Trained) -> Tensors:
     """The term's next state. It is an error if its names and shapes differ from those of the state before."""
     before, after = trained.states.get(term.key), term.finish(trained)
+    if not isinstance(after, dict):
+        raise EquipoiseError(f"`{term.name}` (terms): `finish` must return a dict. Found a {type(after).__name__}.")
     for name, value in after.items():
         if not isinstance(value, Tensor):
             raise EquipoiseError(
@@ -275,6 +277,12 @@ def _start(
                 "clients."
             )
         for client, state in zip(clients, found, strict=True):
+            for name, value in state.items():
+                if not isinstance(value, Tensor):
+                    raise EquipoiseError(
+                        f"`{part.name}` ({part.role}) can start only with tensors. Found a {type(value).__name__} as "
+                        f"`{name}`."
+                    )
             if state:
                 states[client][part.key] = state
     return states

@@ -18,6 +18,8 @@ from equipoise.rounds.server import weighted_mean
 from equipoise.task import Task
 from equipoise.types import PERSONAL, ClientState, PerClient, Server, Tensors
 
+SCORED: tuple[Split, ...] = ("test", "validation", "train")  # the data on which a run scores its model after a round
+
 # The names of the models that can be scored, in records and manifests.
 WORDS: dict[Scored, str] = {
     "own": "personal",
@@ -67,8 +69,9 @@ def evaluate(
     federation: Federation,
     splits: Sequence[Split] = ("test",),
     models: Sequence[Scored] | None = None,
+    clients: Sequence[int] | None = None,
 ) -> list[Score]:
-    """The scores of every client that has samples in a split.
+    """The scores of every client, or of these, that has samples in a split.
 
     `models` are the models to score, first the one that `accuracy` belongs to. Default: all that exist.
     """
@@ -78,9 +81,12 @@ def evaluate(
     if server.evaluated is not None:
         variants.append((main, server.theta, " of the last model"))
     found: list[Score] = []
+    chosen = range(len(federation)) if clients is None else clients
     for split in splits:
-        holders = [(k, c.split(split)) for k, c in enumerate(federation.clients) if len(c.split(split))]
-        for model, values, suffix in variants:
+        holders = [(k, federation.clients[k].split(split)) for k in chosen]
+        holders = [(k, index) for k, index in holders if len(index)]
+        # The training data are the most samples; the model that the others are beside tells enough there.
+        for model, values, suffix in variants[:1] if split == "train" else variants:
             scores = _scores(task, server, states, holders, model, values)
             for (k, index), per_sample in zip(holders, scores, strict=True):
                 client = federation.clients[k]

@@ -11,14 +11,24 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from equipoise.grammar import did_you_mean
 from equipoise.method import Method
 from equipoise.methods import parse
 from equipoise.parts.weights import shares
 from equipoise.roles import Part, Phase
+from equipoise.rounds.contract import (
+    KnownReports,
+    check_claims,
+    check_inputs,
+    check_needs,
+    check_remembered,
+    check_result,
+    check_rows,
+    check_shape,
+    describe_kind,
+    weigh_raw,
+)
 from equipoise.task import Task
 from equipoise.types import (
-    REPORTS,
     Broadcast,
     EquipoiseError,
     Layout,
@@ -29,11 +39,15 @@ from equipoise.types import (
     Replies,
     Reports,
     Round,
+    Sent,
     Server,
     Setting,
+    Shaped,
     Shared,
     State,
+    Stepped,
     Tensors,
+    Weighed,
 )
 from equipoise.updates import Updates
 
@@ -151,31 +165,37 @@ def _aggregate(
     """
     rows = updates if updates is not None else None if merged is None else merged.direction.expand(len(clients), -1)
     assert rows is not None
-    _check_inputs(theta, rows, clients, reports, setting)
+    check_inputs(theta, rows, clients, reports, setting)
     stack = None if updates is None else Updates(updates)
-    round = Round(theta, clients, reports, memory.round, setting, updates, stack)
+    round = Round(theta, clients, KnownReports(reports), memory.round, setting, updates, stack)
     parts = _Parts(memory, reports, lent)
     for shape in method.shape:
-        shaped = shape(round, parts.state_of(shape))
+        shaped = check_result(shape, shape(round, parts.state_of(shape)), Shaped)
+        check_rows(shape, shaped, len(clients))
         round = replace(round, shaped_rows=shaped.updates)
         parts.remember(shape, shaped.state)
-    weighed = method.weigh(round, parts.state_of(method.weigh))
-    _check_shape(method.weigh, "weights", weighed.weights, (len(clients),))
+    weighed = check_result(method.weigh, method.weigh(round, parts.state_of(method.weigh)), Weighed)
+    check_shape(method.weigh, "weights", weighed.weights, (len(clients),))
+    check_claims(method.weigh, weighed.weights)
     parts.remember(method.weigh, weighed.state)
-    _check_needs(method.merge, reports)
+    check_needs(method.merge, reports)
     if merged is None:
-        merged = method.merge(round, weighed.weights)
-        _check_shape(method.merge, "a direction", merged.direction, tuple(theta.shape))
+        merged = check_result(method.merge, method.merge(round, weighed.weights), Merged)
+        check_shape(method.merge, "a direction", merged.direction, tuple(theta.shape))
     direction, evaluated = merged.direction, None
     for step in method.step:
-        stepped = step(round, direction, parts.state_of(step))
+        stepped = check_result(step, step(round, direction, parts.state_of(step)), Stepped)
         direction = stepped.direction
-        _check_shape(step, "a direction", direction, tuple(theta.shape))
+        check_shape(step, "a direction", direction, tuple(theta.shape))
         parts.remember(step, stepped.state)
         evaluated = stepped.evaluated if stepped.evaluated is not None else evaluated
     direction = direction.to(theta.dtype)
-    # Without steps nobody else uses the direction, so that the next model can be computed in its memory.
-    after = theta + direction if method.step else direction.add_(theta)
+    # Without steps nobody else uses the direction, so that the next model can be computed in its memory, unless a merge
+    # gave back the memory of something else.
+    taken = {tensor.untyped_storage().data_ptr() for tensor in (theta, *(() if updates is None else (updates,)))}
+    is_own = direction.untyped_storage().data_ptr() not in taken
+    after = direction.add_(theta) if is_own and not method.step else theta + direction
+    evaluated = None if evaluated is None else parts.own(evaluated)
     sent = _share(method, round, after, parts, phases)
     weights = weighed.weights
     if merged.tensor_weights is not None:  # the mean of the weights per tensor, by the sizes of the tensors
@@ -209,31 +229,25 @@ class _Parts:
 
     def state_of(self, part: Part) -> State:
         """The state of a part, which is called next. It is an error if a report that it needs is missing."""
-        _check_needs(part, self.reports)
+        check_needs(part, self.reports)
         return State(self.states.get(part.key, {}))
 
     def remember(self, part: Part, state: Remembered) -> None:
         """Keep a part's next state. It is an error if a value is no tensor, or has another shape than before."""
         before = self.states.get(part.key, {})
         for name, value in state.items():
-            known = before.get(name)
-            found = _kind_of(value)
-            if not isinstance(value, (Tensor, PerClient)) or (known is not None and _kind_of(known) != found):
-                was = "" if known is None else f", and was {_kind_of(known)}"
-                raise EquipoiseError(
-                    f"`{part.name}` ({part.role}) must remember tensors of one shape, or one row per client. `{name}` "
-                    f"is {found}{was}."
-                )
-        self.states[part.key] = {name: self._own(value) for name, value in state.items()} if self.lent else state
+            check_remembered(part, name, value, before.get(name))
+        self.states[part.key] = {name: self.own_any(value) for name, value in state.items()}
 
-    def _own(self, value: Tensor | PerClient) -> Tensor | PerClient:
+    def own_any(self, value: Tensor | PerClient) -> Tensor | PerClient:
         """The value itself, or a copy of those of its tensors that lie in lent memory."""
-        if isinstance(value, PerClient):
-            rows = {client: self._owned_tensor(row) for client, row in value.items()}
-            return PerClient(rows, None if value.default is None else self._owned_tensor(value.default))
-        return self._owned_tensor(value)
+        if not self.lent or not isinstance(value, PerClient):
+            return value if isinstance(value, PerClient) else self.own(value)
+        rows = {client: self.own(row) for client, row in value.items()}
+        return PerClient(rows, None if value.default is None else self.own(value.default))
 
-    def _owned_tensor(self, value: Tensor) -> Tensor:
+    def own(self, value: Tensor) -> Tensor:
+        """The tensor itself, or a copy if it lies in lent memory."""
         return value.clone() if value.untyped_storage().data_ptr() in self.lent else value
 
     @property
@@ -242,20 +256,20 @@ class _Parts:
         return {key: state for key, state in self.states.items() if state}
 
 
-def _kind_of(value: object) -> str:
-    """The kind of a value in a state, in words for messages."""
-    if isinstance(value, PerClient):
-        return "one row per client"
-    return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-
-
 def _share(method: Method, round: Round, theta: Tensor, parts: _Parts, phases: tuple[Phase, ...]) -> Shared:
     """Call the `share` parts of these phases: what they send to the clients."""
-    sent: Shared = {}
+    sent: dict[str, Tensor | PerClient] = {}
     for share in method.share:
         if set(phases) & set(share.phases):
-            result = share(round, theta, parts.state_of(share))
-            sent |= result.shared
+            result = check_result(share, share(round, theta, parts.state_of(share)), Sent)
+            for name, value in result.shared.items():
+                if name in sent:
+                    raise EquipoiseError(f"`{share.name}` (share) sends `{name}`, which another part sends already.")
+                if not isinstance(value, (Tensor, PerClient)):
+                    raise EquipoiseError(
+                        f"`{share.name}` (share) can send tensors, or one row per client. `{name}` is {describe_kind(value)}."
+                    )
+                sent[name] = parts.own_any(value)
             parts.remember(share, result.state)
     return sent
 
@@ -320,8 +334,7 @@ def add_up(method: Method, replies: Replies) -> Replies:
     """
     if replies.total is not None or replies.updates is None:
         return replies
-    weights = method.weigh.raw(replies.reports)
-    assert weights is not None
+    weights = weigh_raw(method.weigh, replies.reports)
     total = torch.zeros_like(replies.updates[0])
     for weight, update in zip(weights.to(total.dtype), replies.updates, strict=True):
         total += weight * update
@@ -333,12 +346,17 @@ def _server_round_of_sum(
 ) -> tuple[Server, Aggregated]:
     """Do the server's half of a round for a method that streams: only the weighted sum of the updates is known."""
     assert replies.total is not None
-    weights = method.weigh.raw(replies.reports)
-    assert weights is not None
+    weights = weigh_raw(method.weigh, replies.reports)
     merged = Merged(replies.total / float(weights.sum()))
     result = _aggregate(
         method, server.theta, None, replies.clients, replies.reports, server.memory, setting, merged=merged
     )
+    expected = (weights / weights.sum()).to(result.weighed)
+    if not torch.allclose(result.weighed, expected, rtol=1e-4, atol=1e-7):
+        raise EquipoiseError(
+            f"`{method.weigh.name}` (weigh) gives other weights than its `raw`, divided by their sum: "
+            f"{result.weighed.tolist()[:3]}, and {expected.tolist()[:3]}. Leave `raw` out, or let both say the same."
+        )
     buffers = {**server.buffers, **_average_buffers(method, replies, result)}
     return Server(result.theta, buffers, result.server, result.evaluated), result
 
@@ -360,44 +378,3 @@ def weighted_mean(stacks: Tensors, weights: Tensor) -> Tensors:
         return (weights.to(stack) @ stack.flatten(1)).view(stack.shape[1:])
 
     return {name: average(stack) for name, stack in stacks.items()}
-
-
-def _check_inputs(theta: Tensor, updates: Tensor, clients: tuple[int, ...], reports: Reports, setting: Setting) -> None:
-    m = len(clients)
-    if theta.dim() != 1 or tuple(updates.shape) != (m, theta.shape[0]):
-        raise EquipoiseError(
-            f"`updates` must be [{m}, {theta.shape[0]}]: one row for each of the {m} clients, as long as theta "
-            f"{list(theta.shape)}. Found {list(updates.shape)}."
-        )
-    if m == 0:
-        raise EquipoiseError("A round needs at least one client. Found none.")
-    if len(set(clients)) != m:
-        raise EquipoiseError(f"Each client counts once per round. Found clients={list(clients)}.")
-    if setting.layout is not None and setting.layout.size != theta.shape[0]:
-        raise EquipoiseError(f"`layout` describes {setting.layout.size} values, theta has {theta.shape[0]}.")
-    for name, value in reports.items():
-        if name not in REPORTS:
-            raise EquipoiseError(
-                f"Unknown report `{name}`.{did_you_mean(name, REPORTS)} Reports: {', '.join(REPORTS)}."
-            )
-        known = {"m": m, "G": setting.layout.parameter_size if setting.layout else None, "C": setting.num_classes}
-        axes = REPORTS[name].axes
-        if value.dim() != len(axes) or any(
-            known.get(axis) not in (None, size) for axis, size in zip(axes, value.shape, strict=True)
-        ):
-            wanted = ", ".join(str(known.get(axis) or axis) for axis in axes)
-            raise EquipoiseError(f"Report `{name}` must be [{wanted}]. Found {list(value.shape)}.")
-
-
-def _check_shape(part: Part, what: str, found: Tensor, wanted: tuple[int, ...]) -> None:
-    if tuple(found.shape) != wanted:
-        raise EquipoiseError(f"`{part.name}` ({part.role}) must give {what} {list(wanted)}. Found {list(found.shape)}.")
-
-
-def _check_needs(part: Part, reports: Reports) -> None:
-    for need in part.needs:
-        if need in REPORTS and need not in reports:
-            raise EquipoiseError(
-                f"`{part.name}` ({part.role}) needs the report `{need}` {REPORTS[need].shape}: "
-                f'{REPORTS[need].meaning}. Pass it as reports["{need}"].'
-            )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +40,27 @@ WEIGHTS = pa.schema(
     ]
 )
 TABLES = {"records": RECORDS, "weights": WEIGHTS}
+REPEATED = "repeated"  # in the manifest: the round at work, if it had too few answers and is done again
+# Why the answer of a client that sent nothing did not count, as real sites' records say it.
+LATE = "it did not answer in time."
+AWAY = "it is not connected."
+
+
+class Ended(NamedTuple):
+    """When a round was over. While a run goes on, it stands beside the round's rows in the streams."""
+
+    round: int
+    time: float  # when the round was written, in seconds since 1970, by the clock of the run's machine
+    seconds: float  # that the round took
+
+    def as_metadata(self) -> dict[str, str]:
+        """As text, as Arrow keeps it with the rows of a round."""
+        return {name: repr(value) for name, value in self._asdict().items()}
+
+    @classmethod
+    def from_metadata(cls, found: Mapping[bytes, bytes]) -> Ended:
+        """What `as_metadata` gave."""
+        return cls(int(found[b"round"]), float(found[b"time"]), float(found[b"seconds"]))
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,6 +101,11 @@ class Recorded:
     def domains(self) -> list[str]:
         """The domain of each client; a client without a domain counts as a domain of its own name."""
         return [client["domain"] or client["name"] for client in self.manifest["data"]["clients"]]
+
+    @property
+    def metrics(self) -> list[str]:
+        """The names of all metrics, in the order in which they were first recorded."""
+        return pc.unique(self.records["metric"]).to_pylist()
 
     def curve(self, metric: str = "accuracy", split: str = "test") -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The evaluated rounds `[rounds]`, and the values of a metric `[rounds, clients]`; NaN: the client has none."""
@@ -122,8 +148,10 @@ def read(place: Path) -> Recorded:
 
 
 def _table(place: Path, name: str, schema: pa.Schema) -> pa.Table:
-    """One table of a run: from its Parquet file or, if the run did not end, from the stream written so far."""
+    """One table of a run: from the stream written so far or, if the run is over, from its Parquet file."""
     whole, stream = place / f"{name}.parquet", place / f"{name}.arrows"
+    with suppress(FileNotFoundError):  # the stream is removed last: while it is there, the other may be half written
+        return read_stream(stream, schema)
     if whole.exists():
         try:
             table = pq.read_table(whole)
@@ -132,8 +160,6 @@ def _table(place: Path, name: str, schema: pa.Schema) -> pa.Table:
         if not table.schema.equals(schema):
             raise EquipoiseError(f"`{whole}` has other columns than schema {SCHEMA} says. Do the run again.")
         return table
-    if stream.exists():
-        return read_stream(stream, schema)
     raise EquipoiseError(f"`{place}` has no {name}.parquet. Do the run again.")
 
 
@@ -145,13 +171,36 @@ def read_stream(path: Path, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_batches(batches, schema)
 
 
+def read_ends(place: Path) -> list[Ended]:
+    """When the rounds of a run that is not over ended. Empty if it is over: its manifest has the times then."""
+    found: list[Ended] = []
+    with suppress(pa.ArrowException, OSError, StopIteration), (place / "weights.arrows").open("rb") as file:
+        stream = pa.ipc.open_stream(file)
+        while True:
+            metadata = stream.read_next_batch_with_custom_metadata().custom_metadata
+            if metadata is not None:  # an earlier version wrote none
+                found.append(Ended.from_metadata(metadata))
+    return found
+
+
+def list_inside(path: Path, drafts: bool = False) -> list[Path]:
+    """The path itself if it is a run folder, otherwise the run folders directly inside it.
+
+    With `drafts`, also hidden ones: a run that is to replace a finished one is written there until it is over.
+    """
+    if (path / "manifest.json").exists():
+        return [path]
+    below = sorted(found.parent for found in path.glob("*/manifest.json"))
+    return [place for place in below if drafts or not place.name.startswith(".")]
+
+
 def find_runs(paths: Iterable[Path]) -> list[Path]:
     """The run folders among these paths, and those directly inside the other paths."""
     found: dict[Path, None] = {}
     for path in paths:
         if not path.exists():
             raise EquipoiseError(f"There is no `{path}`. `equipoise runs` lists the run folders.")
-        inside = [path] if (path / "manifest.json").exists() else sorted(p.parent for p in path.glob("*/manifest.json"))
+        inside = list_inside(path)
         if not inside:
             raise EquipoiseError(f"`{path}` is no run folder and holds none: there is no manifest.json.")
         found |= dict.fromkeys(inside)

@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import math
 import platform
-from collections.abc import Iterable, Mapping
+import shutil
+import time
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from importlib.metadata import version
@@ -23,12 +25,12 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
-from equipoise.engine.folders import lock_folder
-from equipoise.engine.result import RoundRecord, Run
+from equipoise.engine.folders import draft_beside, lock_folder, replace_whole
+from equipoise.engine.result import Rejection, RoundRecord, Run
 from equipoise.errors import EquipoiseError
 from equipoise.rounds.evaluation import collect_tensors
 from equipoise.runs.cost import estimate_cost
-from equipoise.runs.reading import SCHEMA, TABLES, read_stream
+from equipoise.runs.reading import REPEATED, SCHEMA, TABLES, Ended, read_stream
 
 
 def describe_run(run: Run, status: str = "finished", why: str = "") -> dict[str, Any]:
@@ -44,7 +46,7 @@ def describe_run(run: Run, status: str = "finished", why: str = "") -> dict[str,
         "evaluated": {"model": run.scored, "split": "test"},
         "limits": settings.limits,
         "warnings": list(run.warnings),
-        "rejected": [one for record in run.rounds for one in _rejected(record)],
+        "rejected": [one for record in run.rounds for one in _rejected(record.round, record.rejected)],
         "seconds": round(run.seconds, 3),
         "seconds_per_round": [round(r.seconds, 4) for r in run.rounds],
         "cost": estimate_cost(run.method, run.task, settings.cohort),
@@ -55,9 +57,9 @@ def describe_run(run: Run, status: str = "finished", why: str = "") -> dict[str,
     }
 
 
-def _rejected(record: RoundRecord) -> list[dict[str, object]]:
+def _rejected(round: int, rejected: Sequence[Rejection]) -> list[dict[str, object]]:
     """The clients whose answers did not count in a round, as rows for the manifest."""
-    return [{"round": record.round, **asdict(one)} for one in record.rejected]
+    return [{"round": round, **asdict(one)} for one in rejected]
 
 
 class Recorder:
@@ -68,16 +70,19 @@ class Recorder:
     """
 
     def __init__(self, run: Run, folder: Path) -> None:
-        """Begin the folder of a run, in place of an older one, and lock it until `finish` or `fail`.
+        """Begin the folder of a run, and lock it until `finish` or `fail`.
 
-        `run` is the run before its first round, or when it is over.
+        `run` is the run before its first round, or when it is over. An older run of the same settings that did not finish
+        is replaced at once. A finished one stays until the new one is finished, too.
         """
         self.facts = describe_run(replace(run, rounds=(), warnings=()), "running")
-        self.place = folder / run.settings.name
+        self.place = self.goal = folder / run.settings.name
         self.clients = [client.name for client in run.task.federation.clients]
         self.lock = ExitStack()
-        self.lock.enter_context(lock_folder(self.place, "the run"))
+        self.lock.enter_context(lock_folder(self.goal, "the run"))
         try:
+            if _holds_finished_run(self.goal):
+                self.place = draft_beside(self.goal)
             for old in (*self.place.glob("*.parquet"), self.place / "model.safetensors"):
                 old.unlink(missing_ok=True)
             if run.federation.schema is not None:
@@ -91,16 +96,38 @@ class Recorder:
 
     def add(self, record: RoundRecord) -> None:
         """Write one more round. Rejections and warnings go into the manifest at once, in case the run is cut off."""
+        ended = Ended(record.round, time.time(), record.seconds)
         scores = [{"round": record.round, **asdict(score)} for score in record.scores]
         rows = {"records": scores, "weights": list(_weights(record, self.clients))}
         try:
             for name, schema in TABLES.items():
-                self.streams[name].write_batch(pa.RecordBatch.from_pylist(rows[name], schema=schema))
+                batch = pa.RecordBatch.from_pylist(rows[name], schema=schema)
+                self.streams[name].write_batch(batch, ended.as_metadata())
                 self.files[name].flush()
-            if record.rejected or record.warnings:
-                self.facts["rejected"] += _rejected(record)
-                self.facts["warnings"] += record.warnings
+            news = [text for text in record.warnings if text not in self.facts["warnings"]]
+            repeated = self.facts.pop(REPEATED, None)
+            if record.rejected or news or repeated:
+                self.facts["rejected"] += _rejected(record.round, record.rejected)
+                self.facts["warnings"] += news
                 _write(self.place / "manifest.json", self.facts)
+        except OSError as error:
+            raise _unwritable(self.place, error) from None
+
+    def note(self, text: str) -> None:
+        """Write a warning into the manifest at once."""
+        self.facts["warnings"].append(text)
+        self._write_facts()
+
+    def repeat(self, round: int, rejected: Sequence[Rejection]) -> None:
+        """Write into the manifest that a round had too few answers and is repeated, until it has been done."""
+        tries = self.facts.get(REPEATED, {}).get("tries", 0) + 1
+        self.facts[REPEATED] = {"round": round, "tries": tries, "rejected": _rejected(round, rejected)}
+        self._write_facts()
+
+    def _write_facts(self) -> None:
+        """Write the manifest as it is now."""
+        try:
+            _write(self.place / "manifest.json", self.facts)
         except OSError as error:
             raise _unwritable(self.place, error) from None
 
@@ -115,6 +142,9 @@ class Recorder:
             _write(self.place / "manifest.json", describe_run(run, status, run.stopped))
             for name in TABLES:
                 (self.place / f"{name}.arrows").unlink()
+            if self.place != self.goal:
+                replace_whole(self.goal, self.place)
+                self.place = self.goal
         except (OSError, SafetensorError) as error:
             raise _unwritable(self.place, error) from None
         finally:
@@ -122,9 +152,15 @@ class Recorder:
         return self.place
 
     def fail(self, why: str) -> None:
-        """Mark the run as failed in its manifest. The rounds written so far stay."""
+        """Mark the run as failed in its manifest. The rounds written so far stay.
+
+        If there is a finished run of the same settings, it stays instead.
+        """
         self._close()
         with self.lock, suppress(OSError):
+            if self.place != self.goal:
+                shutil.rmtree(self.place)
+                return
             _write(self.place / "manifest.json", {**self.facts, "status": "failed", "why": why})
 
     def _close(self) -> None:
@@ -135,9 +171,17 @@ class Recorder:
                 self.files[name].close()
 
 
-def save(run: Run, folder: Path) -> Path:
+def _holds_finished_run(place: Path) -> bool:
+    """Whether a folder has the manifest of a finished run."""
+    try:
+        return bool(json.loads((place / "manifest.json").read_text())["status"] == "finished")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def save(run: Run, folder: Path | str) -> Path:
     """Write a run that is over into a new folder inside `folder`, and return its path."""
-    recorder = Recorder(run, folder)
+    recorder = Recorder(run, Path(folder))
     for record in run.rounds:
         recorder.add(record)
     return recorder.finish(run)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from equipoise.data import Federation, load_federation
 from equipoise.engine.result import Run
 from equipoise.engine.simulation import run
@@ -14,7 +12,7 @@ from equipoise.errors import EquipoiseError
 from equipoise.method import Method
 from equipoise.method.registry import adapt_to_data
 from equipoise.methods import parse
-from equipoise.metrics import figures
+from equipoise.metrics import PLUS_MINUS, figures, over_seeds
 from equipoise.task import ModelSource
 from equipoise.training import Training
 
@@ -26,10 +24,10 @@ class Cell:
     """One figure of one method, in percent."""
 
     mean: float  # over seeds
-    spread: float | None  # sample standard deviation (ddof 1) over seeds; None for one seed
+    half: float | None  # half the 95 % interval of the mean (Student's t); None for one seed
 
     def __str__(self) -> str:
-        return f"{self.mean:.1f}" if self.spread is None else f"{self.mean:.1f} ± {self.spread:.1f}"
+        return f"{self.mean:.1f}" if self.half is None else f"{self.mean:.1f} ± {self.half:.1f}"
 
 
 @dataclass(frozen=True)
@@ -44,7 +42,8 @@ class Comparison:
     def __str__(self) -> str:
         lines = [("method", *self.columns), *((name, *map(str, row.values())) for name, row in self.rows.items())]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-        return "\n".join("  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines)
+        table = ["  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines]
+        return "\n".join([*table, *([f"± is {PLUS_MINUS}."] if self.seeds > 1 else [])])
 
     def best(self, column: str) -> set[str]:
         """The methods whose mean in a column is the best one, to the printed digit."""
@@ -54,7 +53,7 @@ class Comparison:
 
 
 def compare(
-    methods: Sequence[Method | str],
+    methods: Sequence[Method | str] | Method | str,
     federation: Federation | str,
     *,
     seeds: int | Sequence[int] = 3,
@@ -62,16 +61,19 @@ def compare(
     model: ModelSource | None = None,
     training: Training | None = None,
     participation: float | None = None,
+    until_flat: bool = False,
 ) -> Comparison:
     """Run every method with every seed on the same data, and tabulate what the domains got.
 
-    The result prints as a table; `.runs` are the runs behind it. The command `equipoise compare` does the same with one
+    The result prints as a table; `.runs` are the runs behind it. With `until_flat` each run ends when it has converged,
+    and `rounds` is the limit for all of them. The command `equipoise compare` does the same with one
     process per core, and stores the runs.
 
     >>> found = compare(["fedavg", "local_only"], "gaussians", seeds=1, rounds=2)
     >>> list(found.rows), [run.seed for run in found.runs]
     (['fedavg', 'local_only'], [0, 0])
     """
+    methods = [methods] if isinstance(methods, (str, Method)) else methods
     chosen = list(dict.fromkeys(parse(method) if isinstance(method, str) else method for method in methods))
     numbers = list(range(seeds)) if isinstance(seeds, int) else list(dict.fromkeys(seeds))
     if not chosen or not numbers:
@@ -82,7 +84,16 @@ def compare(
     if any(adapt_to_data(method, data.dataset).validates for method in chosen):
         data = data.with_validation()  # all methods of a comparison train on the same samples
     results = tuple(
-        run(method, data, model=model, rounds=rounds, seed=seed, participation=participation, training=training)
+        run(
+            method,
+            data,
+            model=model,
+            rounds=rounds,
+            seed=seed,
+            participation=participation,
+            training=training,
+            until_flat=until_flat,
+        )
         for method in chosen
         for seed in numbers
     )
@@ -91,7 +102,7 @@ def compare(
 
 
 def tabulate(results: Sequence[tuple[str, Mapping[str, float]]], most_domains: int = 8) -> Comparison:
-    """Tabulate the accuracy of each domain, and AVG, STD (ddof 0) and MIN over domains: mean and spread over seeds.
+    """Tabulate the accuracy of each domain, and AVG, STD (ddof 0) and MIN over domains: mean and 95 % interval over seeds.
 
     `results` has an entry per run: its method, and the accuracy by domain. If there are more than `most_domains`
     domains, they get no columns of their own.
@@ -115,5 +126,5 @@ def tabulate(results: Sequence[tuple[str, Mapping[str, float]]], most_domains: i
 
 
 def _cell(values: Sequence[float]) -> Cell:
-    percent = 100 * np.asarray(values)
-    return Cell(float(percent.mean()), float(percent.std(ddof=1)) if len(percent) > 1 else None)
+    found = over_seeds([100 * value for value in values])
+    return Cell(found.mean, found.half if len(values) > 1 else None)

@@ -31,6 +31,8 @@ SETTINGS = (
     "device",
     "eval_every",
     "with_validation",
+    "train_scores",
+    "until_flat",
     "keep",
 )  # keys that set a field of all jobs
 LISTS = ("methods", "data", "seeds", "grid", "training")  # keys that are lists or tables

@@ -46,6 +46,8 @@ class Job:
     eval_every: int = 1
     with_validation: bool = False  # set training data aside, by which methods and rounds can be chosen
     guard: bool = False  # limit what a false loss can gain, as in a deployment
+    train_scores: bool = True  # score the training data, too, whenever the model is evaluated
+    until_flat: bool = False  # end the run when it has converged; `rounds` is then a limit
     live: tuple[str, ...] = ()  # tools that show the records during the run: `mlflow`, `tensorboard`
     keep: tuple[str, ...] = ()  # what is kept for plots besides the records, such as `conflicts` or `features`
 
@@ -64,6 +66,8 @@ class Job:
             eval_every=self.eval_every,
             threads=threads,
             guard=DEPLOYMENT_GUARD if self.guard else None,
+            train_scores=self.train_scores,
+            until_flat=self.until_flat,
         )
 
 
@@ -114,8 +118,8 @@ def run_and_record(
     Returns the run and its folder. The run's checkpoints, if there are any, are removed when it is finished.
     """
     settings = begun.settings
-    place = folder / settings.name
-    writers: list[Recorder | View] = [Recorder(begun, folder)]
+    recorder = Recorder(begun, folder)
+    writers: list[Recorder | View] = [recorder]
 
     def add(record: RoundRecord) -> None:
         for writer in writers:
@@ -124,7 +128,7 @@ def run_and_record(
             on_round(record)
 
     def look(record: RoundRecord, server: Server) -> None:
-        analysis.keep_in_passing(job.keep, settings.method, server, place)
+        analysis.keep_in_passing(job.keep, settings.method, server, recorder.place)
         add(record)
 
     try:
@@ -138,6 +142,7 @@ def run_and_record(
         raise
     for writer in writers:
         writer.finish(result)
+    place = recorder.place
     lacking = analysis.keep(result, job.keep, place)
     if checkpoint is not None:
         discard(Path(checkpoint.folder))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,10 +21,24 @@ SIZES = {
 }
 TEST = 400  # images that no client trains on; every scanner sees all of them
 VALIDATION = 0.25  # validation samples of a client per training sample, on top of these
+PROTOCOL = Protocol(
+    rounds=30, training=Training(epochs=2, batch=20, lr=0.05, momentum=0.9, weight_decay=1e-5), model="small_cnn"
+)
 
 
 def scanners(seed: int = 0) -> Federation:
     """Twelve clients with four kinds of scanners: clean, inverted, blurred and noisy, rotated with low contrast."""
+    return deal_scans("scanners", SIZES, VALIDATION, PROTOCOL, seed)
+
+
+def deal_scans(
+    name: str, sizes: Mapping[str, Sequence[int]], validation: float, protocol: Protocol, seed: int
+) -> Federation:
+    """Handwritten digits dealt out to clients, each image to one of them, as the scanner of its owner delivers it.
+
+    `sizes` has the training samples of each scanner's clients. They get `validation` times as many validation samples
+    on top; all clients of a scanner share a test set.
+    """
     from sklearn.datasets import load_digits  # takes most of a second: imported only when it is needed
 
     digits = load_digits()
@@ -31,33 +47,32 @@ def scanners(seed: int = 0) -> Federation:
     order = seeds.permutation(len(images), seed, "scanners")
     test, rest = order[:TEST], order[TEST:]
     x, y, clients, used, size = [], [], [], 0, 0
-    for scanner, sizes in SIZES.items():
+    for scanner, counts in sizes.items():
         views = [scan(images[test], scanner, seed, "test")]
         targets = [labels[test]]
         shared_test = torch.arange(size, size + TEST)
         size += TEST
-        for number, count in enumerate(sizes):
-            extra = round(VALIDATION * count)
+        for number, count in enumerate(counts):
+            extra = round(validation * count)
             taken = rest[used : used + count + extra]
             used += count + extra
             views.append(scan(images[taken], scanner, seed, str(number)))
             targets.append(labels[taken])
-            train, validation = torch.arange(size, size + count + extra).tensor_split([count])
-            clients.append(Client(f"{scanner} {number + 1}", train, validation, shared_test, domain=scanner))
+            train, held = torch.arange(size, size + count + extra).tensor_split([count])
+            clients.append(Client(f"{scanner} {number + 1}", train, held, shared_test, domain=scanner))
             size += count + extra
         x += views
         y += targets
-    protocol = Protocol(
-        rounds=30, training=Training(epochs=2, batch=20, lr=0.05, momentum=0.9, weight_decay=1e-5), model="small_cnn"
-    )
     pool = torch.cat(x)[:, None]
-    return Federation("scanners", pool, torch.cat(y), tuple(clients), tuple("0123456789"), protocol)
+    return Federation(name, pool, torch.cat(y), tuple(clients), tuple("0123456789"), protocol)
 
 
 def scan(images: Tensor, scanner: str, seed: int, part: str) -> Tensor:
     """Images `[n, 8, 8]` in [0, 1] as this scanner delivers them."""
-    if scanner == "clean":
+    if scanner in ("clean", "upright"):
         return images
+    if scanner == "sideways":
+        return images.rot90(1, (1, 2))
     if scanner == "inverted":
         return 1 - images
     if scanner == "noisy":

@@ -11,6 +11,7 @@ from torch import Tensor
 from equipoise.method import Method
 from equipoise.roles import Phase
 from equipoise.rounds.client import client_round
+from equipoise.rounds.contract import weigh_raw
 from equipoise.task import Task
 from equipoise.types import Broadcast, ClientState, Replies
 
@@ -44,8 +45,7 @@ def run_in_process(method: Method, task: Task, stacked: int, sums: bool) -> Runn
             states = {client: errand.states.get(client, {}) for client in some}
             reply, after = client_round(method, task, some, errand.broadcast, states, errand.seed, errand.phase)
             if sums and reply.updates is not None:  # add them up, and free the rows
-                weights = method.weigh.raw(reply.reports)
-                assert weights is not None
+                weights = weigh_raw(method.weigh, reply.reports)
                 part = weights.to(reply.updates.dtype) @ reply.updates
                 total = part if total is None else total.add_(part)
                 reply = replace(reply, updates=None)

@@ -17,7 +17,10 @@ COLOURS = (
     "#8A8A8A",
     "#A68A00",
 )  # chosen so that colour-blind readers can tell them apart
-NEGATIVE = "#D55E00"  # of negative values in matrices, and of arrows to a lower value
+NEGATIVE = "#882255"  # of negative values in matrices, and of arrows to a lower value: no method has it
+NEGATIVE_ON_DARK = "#FF6B9A"  # the same on a dark page
+UNCHANGED = "#6B7280"  # of an arrow that leads nowhere
+STILL = 0.05  # in percent: a smaller change does not show in the printed digit, and is drawn as none
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class Line:
     low: Sequence[float] = ()
     high: Sequence[float] = ()
     dashed: bool = False
+    members: Sequence[int] = ()  # numbers of clients: the line is shown only while one of them is picked
+    who: str = ""  # the name of these clients
 
 
 @dataclass(frozen=True)
@@ -93,6 +98,15 @@ class Cells:
     notes: Sequence[Sequence[str]] = ()  # one per cell; by default its value
 
 
+@dataclass(frozen=True)
+class Rug:
+    """Where each client lies on the x axis. The page shows the client that the reader picks."""
+
+    name: str
+    values: Sequence[float]  # one per client
+    colour: int = 0
+
+
 Drawing = Line | Points | Bars | Arrows | Ticks | Cells
 
 
@@ -108,6 +122,11 @@ class Panel:
     y_ticks: Mapping[float, str] = field(default_factory=dict)
     wide: bool = False  # as wide as the page
     picture: bool = False  # a small square without axes
+    method: str = ""  # the method that the panel is about, if it is about one
+    whole: bool = False  # the x axis counts, as rounds do: its ticks are whole numbers
+    members: Sequence[Sequence[int]] = ()  # numbers of the clients at each named place of the axis
+    rugs: Sequence[Rug] = ()
+    picked: int | None = None  # the number of the client whose lines are shown first
 
     @property
     def rows(self) -> bool:
@@ -124,6 +143,7 @@ class Chart:
     caption: str  # with the definition of what is drawn
     panels: Sequence[Panel]
     one_at_a_time: bool = False  # on the page, the reader chooses which panel is shown
+    first: str = ""  # the method whose panel is shown first
     columns: int = 3  # panels side by side on paper, and also on the page if they are pictures
 
 
@@ -134,7 +154,7 @@ def shorten(text: str, most: int) -> str:
 
 def find_extent(panel: Panel) -> tuple[tuple[float, float], tuple[float, float]]:
     """The ranges of x and y that a panel needs."""
-    xs: list[float] = list(panel.x_ticks)
+    xs: list[float] = [end for place in panel.x_ticks for end in (place - 0.5, place + 0.5)]  # room for the names
     ys: list[float] = list(panel.y_ticks)
     for mark in panel.marks:
         match mark:
@@ -157,7 +177,13 @@ def find_extent(panel: Panel) -> tuple[tuple[float, float], tuple[float, float]]
                 xs += x
                 ys += y
     labels = any(isinstance(mark, Points) and mark.label for mark in panel.marks)
-    return _padded(xs, 0.15 if labels else 0.04), _padded(ys, 0.12 if labels else 0.04, panel.rows)
+    across = 0.0 if panel.whole or panel.x_ticks else 0.15 if labels else 0.04
+    return _padded(xs, across), _padded(ys, 0.12 if labels else 0.04, panel.rows)
+
+
+def is_shown(mark: Drawing, panel: Panel) -> bool:
+    """Whether a mark is shown at first, and on paper: lines of clients that nobody has picked are not."""
+    return not isinstance(mark, Line) or not mark.members or panel.picked in mark.members
 
 
 def _padded(values: Sequence[float], margin: float, named: bool = False) -> tuple[float, float]:
@@ -208,13 +234,13 @@ def _is_free(box: Box, others: Sequence[Box], bounds: tuple[float, float]) -> bo
     return not met and bounds[0] <= a and c <= bounds[1]
 
 
-def choose_ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """About `count` round numbers between two ends.
+def choose_ticks(low: float, high: float, count: int = 5, whole: bool = False) -> list[float]:
+    """About `count` round numbers between two ends; on request only whole ones.
 
-    >>> choose_ticks(0.0, 1.0)
-    [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+    >>> choose_ticks(0.0, 1.0), choose_ticks(1.0, 4.0, whole=True)
+    ([0.0, 0.2, 0.4, 0.6, 0.8, 1.0], [1.0, 2.0, 3.0, 4.0])
     """
-    raw = (high - low) / count
+    raw = max((high - low) / count, 1.0 if whole else 0.0)
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
     first = math.ceil(low / step - 1e-9)

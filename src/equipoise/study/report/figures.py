@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from equipoise.metrics import FORMULAS, Formula, Interval, corrected_variance, over_seeds
+from equipoise.errors import EquipoiseError
+from equipoise.grammar import did_you_mean
+from equipoise.metrics import FORMULAS, Formula, Interval, corrected_variance, over_seeds, paired
 from equipoise.runs.reading import Recorded
 
 Vector = NDArray[np.float64]
@@ -38,12 +40,30 @@ def average_by_domain(values: Vector, domains: Sequence[str]) -> dict[str, float
     return {domain: sum(those) / len(those) for domain, those in found.items()}
 
 
+@dataclass(frozen=True)
+class Rules:
+    """What methods are judged by."""
+
+    reference: str | None = None  # the method that the others are compared with; None: FedAvg
+    average: float = 0.01  # the average accuracy may fall by less than this
+    client: float = 0.02  # a client may fall by this much, and by more only if the worst client gains at least as much
+
+    def find_reference(self, methods: Iterable[str]) -> str | None:
+        """The reference among methods, with or without its parameters; None if it is not there."""
+        name = self.reference or "fedavg"
+        return next((m for m in methods if m == name or m.startswith(f"{name}(")), None)
+
+
+DEFAULT_RULES = Rules()
+
+
 @dataclass(frozen=True, eq=False)
 class Study:
-    """Finished runs that may be compared, by method and seed. Methods are judged against `fedavg` and `local_only`."""
+    """Finished runs that may be compared, by method and seed. `rules` say what methods are judged by."""
 
     runs: Mapping[str, Mapping[int, Recorded]]
     notes: Sequence[str] = ()  # which runs and scores are missing, and why
+    rules: Rules = DEFAULT_RULES
 
     # ------------------------------------------------------------------ facts
     @cached_property
@@ -63,8 +83,8 @@ class Study:
 
     @property
     def reference(self) -> str | None:
-        """FedAvg, as it is named here, against which methods are judged; None if it has no runs."""
-        return next((m for m in self.runs if m == "fedavg" or m.startswith("fedavg(")), None)
+        """The method against which the others are judged, as it is named here; None if it has no runs."""
+        return self.rules.find_reference(self.runs)
 
     @property
     def alone(self) -> str | None:
@@ -75,6 +95,12 @@ class Study:
     def rivals(self) -> list[str]:
         """The methods that are judged: all but the reference, local-only and centralised training."""
         return [m for m in self.runs if m != self.reference and not m.startswith(("local_only", "centralised"))]
+
+    @property
+    def named_domains(self) -> list[str]:
+        """The domains that clients were given, each once; empty where clients have none."""
+        found = (client["domain"] for client in self.any.manifest["data"]["clients"])
+        return list(dict.fromkeys(domain for domain in found if domain))
 
     def shared_seeds(self, *methods: str) -> list[int]:
         """The seeds that all of these methods have."""
@@ -107,6 +133,16 @@ class Study:
         """One value per client after the last round, averaged over seeds."""
         found: Vector = np.mean(list(self.final(method, metric).values()), axis=0)
         return found
+
+    def stack(self, *methods: str) -> list[Vector]:
+        """The final accuracies `[seeds, clients]` of each of these methods, for the seeds that all of them have."""
+        seeds = self.shared_seeds(*methods)
+        return [np.stack([self.final(method)[seed] for seed in seeds]) for method in methods]
+
+    def change(self, method: str, figure: str) -> Interval:
+        """How much a figure differs under a method from that under the reference, paired by seed."""
+        assert self.reference is not None
+        return paired(*(self.per_seed(m, FORMULAS[figure]) for m in (self.reference, method)))
 
     def gaps(self, method: str) -> dict[int, Vector]:
         """Each client's test loss minus that of its own model (`local_only`), for the seeds that both have."""
@@ -245,8 +281,8 @@ SMALLER_IS_BETTER = {
 }  # fmt: skip
 
 
-def group_studies(runs: Sequence[Recorded]) -> list[Study]:
-    """Group runs that may be compared into studies. Runs that are left out are named in the notes of their study."""
+def group_comparable(runs: Sequence[Recorded]) -> list[list[Recorded]]:
+    """Runs with the same data and settings, whether they are finished or not. They differ in method and seed."""
     groups: list[list[Recorded]] = []
     for run in sorted(runs, key=lambda one: len(one.manifest["demanded"])):
         mates = next((group for group in groups if _comparable(group[0], run)), None)
@@ -254,8 +290,13 @@ def group_studies(runs: Sequence[Recorded]) -> list[Study]:
             groups.append([run])
         else:
             mates.append(run)
+    return groups
+
+
+def group_studies(runs: Sequence[Recorded], rules: Rules = DEFAULT_RULES) -> list[Study]:
+    """Group runs that may be compared into studies. Runs that are left out are named in the notes of their study."""
     found = []
-    for members in groups:
+    for members in group_comparable(runs):
         notes = []
         chosen: dict[str, dict[int, Recorded]] = {}
         for run in members:
@@ -281,7 +322,13 @@ def group_studies(runs: Sequence[Recorded]) -> list[Study]:
                 if lost:
                     notes.append(f"{method}, seed {seed}: {', '.join(lost)} has no score after the last round.")
         if whole:
-            found.append(Study(dict(sorted(whole.items(), key=lambda item: _place(item[0]))), tuple(notes)))
+            first = rules.find_reference(whole)
+            ordered = dict(sorted(whole.items(), key=lambda item: (item[0] != first, _place(item[0]))))
+            found.append(Study(ordered, tuple(notes), rules))
+    known = list(dict.fromkeys(method for study in found for method in study.methods))
+    if rules.reference is not None and known and rules.find_reference(known) is None:
+        hint = did_you_mean(rules.reference, [name.split("(")[0] for name in known])
+        raise EquipoiseError(f"No run has the reference `{rules.reference}`.{hint} Known: {', '.join(known)}.")
     return found
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from equipoise.runs.kept import MISSING, read_kept
 from equipoise.study.report.charts import Bars, Cells, Chart, Line, Panel, Points
 from equipoise.study.report.figures import Study
+from equipoise.study.report.headline import tell
 from equipoise.study.report.plots import MOST_LINES, register_plot
 
 
@@ -30,9 +31,16 @@ def draw_conflicts(study: Study) -> Chart | None:
     panels = []
     for method, found in collect_kept(study, "conflicts").items():
         ticks = {float(i): name for i, name in enumerate(found["clients"])}
-        panels.append(Panel(method, [Cells(method, found["cosines"], -1.0, 1.0)], "", "", ticks, ticks, wide=True))
-    caption = "Cosines between the updates that clients send from the final model: blue agrees, orange is a conflict."
-    return Chart("conflicts", "Conflicts between clients", caption, panels, one_at_a_time=True) if panels else None
+        cells = Cells(method, found["cosines"], -1.0, 1.0)
+        members = [[study.any.clients.index(name)] for name in found["clients"] if name in study.any.clients]
+        panels.append(Panel(method, [cells], "", "", ticks, ticks, wide=True, method=method, members=members))
+    caption = "Cosines between the updates that clients send from the final model: a stroke across is a conflict."
+    first = tell(study).shown or ""
+    return (
+        Chart("conflicts", "Conflicts between clients", caption, panels, one_at_a_time=True, first=first)
+        if panels
+        else None
+    )
 
 
 @register_plot
@@ -57,7 +65,7 @@ def draw_spectrum(study: Study) -> Chart | None:
     for method, found in collect_kept(study, "features").items():
         values = _logarithms(found["singular"])
         lines.append(Line(method, [float(i + 1) for i in range(len(values))], values, study.colour(method)))
-    panel = Panel("", lines, "rank", "log10 of the singular value", wide=True)
+    panel = Panel("", lines, "rank", "log10 of the singular value", wide=True, whole=True)
     caption = (
         "Singular values of the covariance of the last features, test samples of all domains. A steep fall: collapse."
     )
@@ -105,7 +113,7 @@ def draw_separators(study: Study) -> Chart | None:
         x, y = ([place[axis] for place in found["border"]] for axis in (0, 1))
         marks = [*_samples(study, found), Points("border", x, y, 6, small=True)]
         panels.append(Panel(method, marks, "x1", "x2"))
-        panels.append(Panel(f"{method}, losses", _losses(study, method), "round", "test loss"))
+        panels.append(Panel(f"{method}, losses", _losses(study, method), "round", "test loss", whole=True))
     caption = (
         "Left: test samples in two dimensions, those of the first class hollow, and where the model is undecided "
         "between the two classes (grey). Right: the test loss of each client over rounds, mean over seeds."

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import get_args
 
 from equipoise.errors import EquipoiseError
 from equipoise.grammar import join_words
-from equipoise.metrics import FORMULAS, paired
+from equipoise.metrics import PLUS_MINUS, Interval
 from equipoise.runs.reading import Recorded
 from equipoise.study.report import tables
-from equipoise.study.report.charts import COLOURS, NEGATIVE
-from equipoise.study.report.figures import DEFINITIONS, Study, group_studies
+from equipoise.study.report.charts import COLOURS, NEGATIVE, NEGATIVE_ON_DARK, Chart
+from equipoise.study.report.figures import DEFAULT_RULES, DEFINITIONS, Rules, Study, group_studies
+from equipoise.study.report.headline import say_half, tell
+from equipoise.study.report.notices import tell_notices
 from equipoise.study.report.plots import draw_charts, draw_partitions
-from equipoise.study.report.svg import draw_svg
-from equipoise.study.report.verdict import Word, judge_all, tell_in_two_sentences
+from equipoise.study.report.svg import draw_svg, name_figure
+from equipoise.study.report.verdict import Word, judge_all, say_points
 
 HERE = Path(__file__).parent
-QUESTION = "Do the clients that plain averaging leaves behind fare better, and who pays for it?"
 
 
-def write(runs: Sequence[Recorded], out: Path, problems: Sequence[str] = ()) -> list[Path]:
+def write(
+    runs: Sequence[Recorded], out: Path, problems: Sequence[str] = (), rules: Rules = DEFAULT_RULES
+) -> list[Path]:
     """Write the page and the tables beside it, and return the files. `problems` name runs that could not be read."""
-    found = group_studies(runs)
+    found = group_studies(runs, rules)
     if not found:
         why = problems[0] if problems else "no run is finished."
         raise EquipoiseError(f"There is nothing to report: {why}")
@@ -35,6 +39,11 @@ def write(runs: Sequence[Recorded], out: Path, problems: Sequence[str] = ()) -> 
         ".csv": _once(list(map(tables.write_csv, found))),
         ".clients.csv": _once(list(map(tables.write_clients, found))),
     }
+    return write_texts(texts, out)
+
+
+def write_texts(texts: Mapping[str, str], out: Path) -> list[Path]:
+    """Write texts by suffix beside each other, and return the files."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         for suffix, text in texts.items():
@@ -45,8 +54,9 @@ def write(runs: Sequence[Recorded], out: Path, problems: Sequence[str] = ()) -> 
 
 
 def _markdown(study: Study) -> str:
-    name, verdict = tables.mark_up(study.name), tables.mark_up(" ".join(tell_in_two_sentences(study)))
-    return f"## {name}\n\n{verdict}\n\n{tables.write_markdown(study)}"
+    headline, *reasons = map(tables.mark_up, tell(study).sentences)
+    listed = "\n".join(f"- {reason}" for reason in reasons)
+    return f"## {tables.mark_up(study.name)}\n\n**{headline}**\n\n{listed}\n\n{tables.write_markdown(study)}"
 
 
 def _once(files: list[str]) -> str:
@@ -56,50 +66,120 @@ def _once(files: list[str]) -> str:
 
 def build_page(found: Sequence[Study], problems: Sequence[str] = ()) -> str:
     """The page as HTML, with a section per study."""
-    colours = "".join(f".c{i}{{--c:{colour}}}" for i, colour in enumerate(COLOURS))
-    style = (HERE / "page.css").read_text() + colours + f":root{{--minus:{NEGATIVE}}}"
-    names = escape(join_words(list(dict.fromkeys(study.name for study in found))))
-    notes = "".join(f"<p class='note'>Left out: {escape(text)}</p>" for text in problems)
-    sections = "".join(_study(study, i) for i, study in enumerate(found))
+    charts = [draw_charts(study) for study in found]
     ranges = draw_partitions(found)
     across = f"<section id='across'><h1>All data together</h1>{draw_svg(ranges)}</section>" if ranges else ""
+    sections = "".join(_study(study, mine, i) for i, (study, mine) in enumerate(zip(found, charts, strict=True)))
+    notes = "".join(f"<p class='note'>Left out: {escape(text)}</p>" for text in problems)
+    names = join_words(list(dict.fromkeys(study.name for study in found)))
+    contents = _contents(found, charts) + ("<p><a href='#across'>All data together</a></p>" if ranges else "")
+    return wrap_page(names, f"<nav aria-label='Contents'>{contents}</nav><main>{notes}{sections}{across}</main>")
+
+
+def read_style() -> str:
+    """The style sheet of the page, with the colours of the plots."""
+    colours = "".join(f".c{i}{{--c:{colour}}}" for i, colour in enumerate(COLOURS))
+    minus = f":root{{--minus:{NEGATIVE};--minus-dark:{NEGATIVE_ON_DARK}}}"
+    return minus + (HERE / "page.css").read_text() + colours
+
+
+def read_script() -> str:
+    """What makes the page answer to the reader."""
+    return (HERE / "page.js").read_text()
+
+
+def wrap_page(title: str, body: str, more_style: str = "", more_script: str = "") -> str:
+    """A page that needs no other file: style, theme button, script. `body` is HTML, `title` is text."""
     return (
-        "<!doctype html><html lang='en'><head><meta charset='utf-8'><meta name='viewport' content='width=device-width'>"
-        f"<title>Equipoise: {names}</title><style>{style}</style></head><body><header><strong>Equipoise</strong>"
-        "<button id='theme' title='light or dark'>light / dark</button></header><main>"
-        f"{notes}{sections}{across}</main><div id='tip' role='status'></div>"
-        f"<script>{(HERE / 'page.js').read_text()}</script></body></html>"
+        "<!doctype html><html lang='en'><head><meta charset='utf-8'>"
+        "<meta name='viewport' content='width=device-width,initial-scale=1'>"
+        f"<title>Equipoise: {escape(title)}</title><style>{read_style()}{more_style}</style></head><body><header>"
+        "<strong>Equipoise</strong><button type='button' id='theme'>light / dark</button></header>"
+        f"{body}<div id='tip' role='status'></div><script>{read_script()}{more_script}</script></body></html>"
     )
 
 
-def _study(study: Study, number: int) -> str:
-    seeds = sorted({seed for runs in study.runs.values() for seed in runs})
+def _contents(found: Sequence[Study], charts: Sequence[Sequence[Chart]]) -> str:
+    """Links to the parts of the page, a line per study."""
+    lines = []
+    for i, (study, mine) in enumerate(zip(found, charts, strict=True)):
+        parts = [("verdict", "Verdict"), ("methods", "Methods"), ("check", "Levelling down")]
+        parts += [(chart.kind, chart.title) for chart in mine] + [("cost", "Cost"), ("all", "All figures")]
+        links = " · ".join(f"<a href='#{name_figure(kind, i)}'>{escape(title)}</a>" for kind, title in parts)
+        lines.append(f"<p><b>{escape(study.name)}</b> {links}</p>")
+    return "".join(lines)
+
+
+def _study(study: Study, charts: Sequence[Chart], number: int) -> str:
     facts = study.any.manifest
-    setting = (
-        f"{len(study.any.clients)} clients, {len(set(study.any.domains))} domains, {facts['rounds']} rounds, "
-        f"model {facts['model']}, seeds {join_words([str(s) for s in seeds], 10)}"
-    )
+    notes = (*study.notes, *facts["data"]["notes"])
     return "".join(
         [
-            f"<section id='study{number}'><h1>{escape(study.name)}</h1><p class='setting'>{escape(setting)}</p>",
-            f"<p class='question'>{escape(QUESTION)}</p>",
-            f"<p class='verdict'>{escape(' '.join(tell_in_two_sentences(study)))}</p>",
-            *(f"<p class='note'>{escape(text)}</p>" for text in (*study.notes, *facts["data"]["notes"])),
-            _front(study),
-            _check(study),
+            f"<section id='study{number}' data-clients='{_describe_clients(study)}'><h1>{escape(study.name)}</h1>",
+            f"<p class='setting'>{escape(_setting(study))}</p>",
+            _verdict(study, number),
+            *(f"<p class='note'>{escape(text)}</p>" for text in notes),
+            _picker(study),
+            _front(study, number),
+            _check(study, number),
             "<h2>Plots</h2>",
-            *(draw_svg(chart) for chart in draw_charts(study)),
-            _cost(study),
-            _all_figures(study),
+            *(draw_svg(chart, number) for chart in charts),
+            _cost(study, number),
+            _all_figures(study, number),
             _provenance(study),
             "</section>",
         ]
     )
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]], bold: dict[str, set[str]] | None = None) -> str:
-    """A table that a click on a column sorts. Cells are escaped; `bold` names the best rows of a column."""
-    titles = "".join(f"<th title='{escape(DEFINITIONS.get(name, ''))}'>{escape(name)}</th>" for name in head)
+def _setting(study: Study) -> str:
+    """What the runs of a study have in common, in a line."""
+    facts = study.any.manifest
+    seeds = sorted({seed for runs in study.runs.values() for seed in runs})
+    domains = [f"{len(study.named_domains)} domains"] if study.named_domains else []
+    count = len(study.any.clients)
+    parts = [
+        f"{count} client{'s' if count > 1 else ''}",
+        *domains,
+        f"{facts['rounds']} rounds",
+        f"model {facts['model']}",
+    ]
+    return ", ".join([*parts, f"seeds {join_words([str(seed) for seed in seeds], 10)}"])
+
+
+def _verdict(study: Study, number: int) -> str:
+    """The headline, the reasons, and what a reader must know about single methods."""
+    story = tell(study)
+    reasons = "".join(f"<dt>{escape(question)}</dt><dd>{escape(answer)}</dd>" for question, answer in story.reasons)
+    notices = "".join(f"<p class='note'>{escape(text)}</p>" for text in tell_notices(study))
+    return (
+        f"<div class='verdict' id='{name_figure('verdict', number)}'><p>{escape(story.headline)}</p>"
+        f"<dl>{reasons}</dl></div>{notices}"
+    )
+
+
+def _describe_clients(study: Study) -> str:
+    """What the script shows of a client that is picked: its name, its domain, and its accuracy under each method."""
+    values = [[None if v != v else round(100 * v, 1) for v in study.mean_final(m).tolist()] for m in study.methods]
+    facts = {"names": study.any.clients, "methods": study.methods, "values": values}
+    return escape(json.dumps(facts, separators=(",", ":")))
+
+
+def _picker(study: Study) -> str:
+    options = "".join(f"<option>{escape(name)}</option>" for name in study.any.clients)
+    return (
+        "<div class='pick'><label>Mark one client in all plots <select><option value=''>nobody</option>"
+        f"{options}</select></label> <output></output></div>"
+    )
+
+
+def build_table(head: Sequence[str], rows: Sequence[Sequence[str]], bold: dict[str, set[str]] | None = None) -> str:
+    """A table that the head of a column sorts. Cells are escaped; `bold` names the best rows of a column."""
+    titles = "".join(
+        f"<th aria-sort='none' title='{escape(DEFINITIONS.get(name, ''))}'><button type='button'>{escape(name)}</button>"
+        "</th>"
+        for name in head
+    )
     lines = []
     for row in rows:
         cells = []
@@ -108,56 +188,60 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], bold: dict[str, s
             strong = row[0] in (bold or {}).get(name, ())
             cells.append(f"<td{kind}>{'<b>' if strong else ''}{escape(cell)}{'</b>' if strong else ''}</td>")
         lines.append(f"<tr>{''.join(cells)}</tr>")
-    return f"<div class='scroll'><table><thead><tr>{titles}</tr></thead><tbody>{''.join(lines)}</tbody></table></div>"
+    inside = f"<thead><tr>{titles}</tr></thead><tbody>{''.join(lines)}</tbody>"
+    return f"<div class='scroll' tabindex='0'><table>{inside}</table></div>"
 
 
-def _front(study: Study) -> str:
+def _front(study: Study, number: int) -> str:
     bold = {name: tables.find_best(study, name) for name in tables.FRONT}
     definitions = "; ".join(f"{name}: {DEFINITIONS[name]}" for name in tables.FRONT)
     return (
-        _table(tables.list_columns(), tables.list_rows(study), bold)
-        + "<p class='caption'>Test accuracy in percent after the last round, over clients: mean ± half of the 95 % "
-        "interval (Student's t) "
-        f"over seeds. {escape(definitions)}. Upload is that of a client in a round. Bold is the best mean on test "
-        "data, which is a description and no choice; local-only and centralised training do not count.</p>"
+        f"<h2 id='{name_figure('methods', number)}'>Methods</h2>"
+        + build_table(tables.list_columns(), tables.list_rows(study), bold)
+        + f"<p class='caption'>{escape(tables.LEGEND)} {escape(definitions)}. Upload is that of a "
+        "client in a round. Bold is the best mean on test data, which is a description and no choice; "
+        "local-only and centralised training do not count.</p>"
     )
 
 
-def _check(study: Study) -> str:
+def _check(study: Study, number: int) -> str:
     found = judge_all(study)
+    head = f"<h2 id='{name_figure('check', number)}'>Levelling down</h2>"
     if not found:
-        return "<p class='note'>No levelling-down check: it needs runs of fedavg with the same settings.</p>"
+        wanted = escape(study.rules.reference or "fedavg")
+        return f"{head}<p class='note'>No levelling-down check: it needs runs of {wanted} with the same settings.</p>"
     assert study.reference is not None
     items = []
     for verdict in found:
         reasons = "".join(f"<li class='{reason.word}'>{escape(reason.text)}</li>" for reason in verdict.reasons)
-        low, average = (
-            paired(study.per_seed(study.reference, FORMULAS[f]), study.per_seed(verdict.method, FORMULAS[f]))
-            for f in ("MIN", "AVG")
-        )
-        differences = f"Paired over seeds: MIN {_difference(low)}, AVG {_difference(average)}."
+        changes = [f"{name} {say_difference(study.change(verdict.method, name))}" for name in ("MIN", "AVG")]
+        differences = f"Paired over seeds, in points: {', '.join(changes)}."
         items.append(
             f"<details{'' if verdict.passed else ' open'}><summary><span class='{verdict.word}'>{verdict.word}</span> "
             f"{escape(verdict.method)}</summary><ul>{reasons}</ul><p class='caption'>{differences}</p></details>"
         )
-    against = " and local-only training" if study.alone else ""
+    against = " and local-only training" if study.alone and study.alone != study.reference else ""
+    average, client = say_points(study.rules.average), say_points(study.rules.client)
     return (
-        f"<h2>Levelling down</h2><p class='caption'>Against {escape(study.reference)}{against}, paired by seed: did "
-        "the worst rise, did the average hold, who was pushed below what it could do alone? Undecided is what only "
-        f"differs within the spread of seeds: the 95 % interval of the paired differences holds zero.</p>"
+        f"{head}<p class='caption'>Against {escape(study.reference)}{against}, paired by seed: did the worst fall, did "
+        f"the average fall by {average} points or more, did a client fall by more than {client} points, was anybody "
+        "pushed below what it could do alone? Undecided is what only differs within the spread of seeds: the 95 % "
+        "interval of the paired differences holds zero. Clients are tested together: the procedure of Benjamini and "
+        "Hochberg keeps false discoveries among the named clients at 5 %.</p>"
         f"{''.join(items)}"
     )
 
 
-def _difference(value: tuple[float, float, float]) -> str:
-    mean, low, high = (100 * v for v in value)
-    return f"{mean:+.1f}" if low != low else f"{mean:+.1f} (95 % {low:+.1f} to {high:+.1f})"
+def say_difference(change: Interval) -> str:
+    """A difference in percentage points with its sign, and half its 95 % interval."""
+    points = round(100 * change.mean, 1) + 0.0  # which turns -0.0 into 0.0
+    return f"{points:+.1f}{say_half(change)}"
 
 
-def _cost(study: Study) -> str:
+def _cost(study: Study, number: int) -> str:
     return (
-        "<figure id='cost'><h3>Cost</h3>"
-        + _table(*tables.list_costs(study))
+        f"<figure id='{name_figure('cost', number)}'><h3>Cost</h3>"
+        + build_table(*tables.list_costs(study))
         + "<figcaption>Upload: shared and personal tensors, averaged "
         "buffers and reports of one client in one round. GFLOP: three forward passes of the wrapped model for every "
         "sample that the mean client trains on in a round; a method's own further passes are not counted. Seconds: all "
@@ -165,13 +249,17 @@ def _cost(study: Study) -> str:
     )
 
 
-def _all_figures(study: Study) -> str:
+def _all_figures(study: Study, number: int) -> str:
     head = ["figure", *study.methods, "definition"]
     rows = [
         [name, *(tables.format_figure(name, study.table[m][name]) for m in study.methods), text]
         for name, text in DEFINITIONS.items()
+        if study.named_domains or "over domains" not in name
     ]
-    return f"<details class='all'><summary>All figures with their definitions</summary>{_table(head, rows)}</details>"
+    return (
+        f"<details class='all' id='{name_figure('all', number)}'><summary>All figures with their definitions</summary>"
+        f"<p class='caption'>± is {escape(PLUS_MINUS)}.</p>{build_table(head, rows)}</details>"
+    )
 
 
 def _provenance(study: Study) -> str:

@@ -12,6 +12,8 @@ import numpy as np
 from equipoise.study.report.charts import (
     COLOURS,
     NEGATIVE,
+    STILL,
+    UNCHANGED,
     Arrows,
     Bars,
     Cells,
@@ -21,6 +23,7 @@ from equipoise.study.report.charts import (
     Panel,
     Points,
     Ticks,
+    is_shown,
     place_labels,
     shorten,
 )
@@ -80,12 +83,15 @@ def _save(chart: Chart, stem: Path) -> list[Path]:
 
 def _panel(ax: Any, panel: Panel) -> None:
     for mark in panel.marks:
-        _mark(ax, mark)
+        if is_shown(mark, panel):
+            _mark(ax, mark, panel)
     ax.set_title(_plain(shorten(panel.title, 22) if panel.picture else panel.title), fontsize=7 if panel.picture else 9)
     if panel.picture:
         ax.set_axis_off()
         ax.set_aspect("equal")
         return
+    if panel.whole:
+        ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_xlabel(_plain(panel.x_label))
     ax.set_ylabel(_plain(panel.y_label))
     if panel.x_ticks:
@@ -117,7 +123,7 @@ def _label(ax: Any, named: Sequence[Points]) -> None:
         )  # fmt: skip
 
 
-def _mark(ax: Any, mark: Drawing) -> None:
+def _mark(ax: Any, mark: Drawing, panel: Panel) -> None:
     colour = COLOURS[mark.colour % len(COLOURS)]
     name = _plain(mark.name)
     match mark:
@@ -142,7 +148,10 @@ def _mark(ax: Any, mark: Drawing) -> None:
             ax.bar(mark.x, mark.y, mark.span, color=colour, label=name)
         case Arrows():
             for row, a, b in zip(mark.rows, mark.start, mark.end, strict=True):
-                paint = colour if b >= a else NEGATIVE
+                if abs(b - a) < STILL:
+                    ax.plot([a], [row], "o", color=UNCHANGED, markersize=4)
+                    continue
+                paint = colour if b > a else NEGATIVE
                 ax.plot([a], [row], "o", color=paint, markerfacecolor="white", markersize=4)
                 ax.annotate("", (b, row), (a, row), arrowprops={"arrowstyle": "-|>", "color": paint})
                 ax.plot([b], [row], alpha=0)  # the arrow itself would not widen the axis
@@ -155,7 +164,9 @@ def _mark(ax: Any, mark: Drawing) -> None:
             shades = [NEGATIVE, "#FFFFFF", colour] if mark.low < 0 else ["#FFFFFF", colour]
             table = LinearSegmentedColormap.from_list("shades", shades)
             low = -largest if mark.low < 0 else 0.0
-            ax.imshow(np.array(mark.values, dtype=float), cmap=table, vmin=low, vmax=largest, aspect="auto")
+            shown = ax.imshow(np.array(mark.values, dtype=float), cmap=table, vmin=low, vmax=largest, aspect="auto")
+            if not panel.picture:
+                ax.figure.colorbar(shown, ax=ax, pad=0.01).ax.tick_params(labelsize=6)
 
 
 def _plain(text: str) -> str:

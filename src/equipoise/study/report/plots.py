@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from equipoise.metrics import FORMULAS, bootstrap
-from equipoise.study.report.charts import Arrows, Bars, Cells, Chart, Line, Panel, Points, Ticks, count_in_bins
+from equipoise.study.report.charts import Arrows, Bars, Chart, Line, Panel, Points, Rug, Ticks, count_in_bins
 from equipoise.study.report.figures import Study, Vector, average_by_domain
+from equipoise.study.report.headline import tell
 
 MOST_ROWS = 30  # clients that a plot names one by one; more are put in groups
 MOST_LINES = 8  # that a panel can hold and stay readable
@@ -101,19 +99,29 @@ def draw_arrows(study: Study) -> Chart | None:
         if own is not None:
             marks.append(Ticks("local_only", [100 * average(own, m) for _, m in rows], places))
         ticks = {float(i): name for i, (name, _) in enumerate(rows)}
-        panels.append(Panel(method, marks, "test accuracy in percent", y_ticks=ticks, wide=True))
+        panels.append(
+            Panel(
+                method, marks, "test accuracy in percent", y_ticks=ticks, wide=True, method=method,
+                members=[members for _, members in rows],
+            )
+        )  # fmt: skip
     caption = (
-        f"From {reference} (ring) to the method (head), mean over seeds, last round; blue gained, orange lost. Clients "
+        f"From {reference} (ring) to the method (head), mean over seeds, last round; a dot did not change. Clients "
         f"are sorted by {reference}{'; the upright stroke is local-only training' if alone else ''}."
     )
     if len(rows) < len(study.any.clients):
         caption += " Groups of clients are means over the group."
-    return Chart("arrows", "Who gained and who paid", caption, panels, one_at_a_time=True)
+    return Chart(
+        "arrows", "Who gained and who paid", caption, panels, one_at_a_time=True, first=tell(study).shown or ""
+    )
 
 
 @register_plot
 def draw_domains(study: Study) -> Chart | None:
-    """The mean accuracy of each domain, a line per method. Needs at least two domains, and not too many."""
+    """The mean accuracy of each domain, a line per method. Needs at least two domains, and not too many.
+
+    A client without a domain is one by itself.
+    """
     names = list(dict.fromkeys(study.any.domains))
     if len(names) < 2 or len(names) > MOST_LINES * 2:
         return None
@@ -122,13 +130,18 @@ def draw_domains(study: Study) -> Chart | None:
         found = average_by_domain(study.mean_final(method), study.any.domains)
         places = [float(names.index(domain)) for domain in found]
         marks.append(Line(method, places, [100 * v for v in found.values()], study.colour(method)))
-    panel = Panel("", marks, "", "test accuracy in percent", {float(i): n for i, n in enumerate(names)}, wide=True)
-    return Chart(
-        "domains",
-        "Domain by domain",
-        "Mean over a domain's clients and over seeds, last round. A flat line is fair.",
-        [panel],
+    members = [[k for k, domain in enumerate(study.any.domains) if domain == name] for name in names]
+    panel = Panel(
+        "",
+        marks,
+        "",
+        "test accuracy in percent",
+        {float(i): n for i, n in enumerate(names)},
+        wide=True,
+        members=members,
     )
+    title, over = ("Domain by domain", "a domain's clients and over ") if study.named_domains else ("By client", "")
+    return Chart("domains", title, f"Mean over {over}seeds, last round. A flat line is fair.", [panel])
 
 
 @register_plot
@@ -146,9 +159,35 @@ def draw_convergence(study: Study) -> Chart | None:
             mean, low, high = find_band(per_seed)
             dashed = method not in (study.reference, *study.rivals)
             lines.append(Line(method, _same_rounds(study, method), mean, study.colour(method), low, high, dashed))
-        panels.append(Panel(name, lines, "round", f"{name} in percent"))
-    caption = "AVG, STD (ddof 0) and MIN over clients of the test accuracy; line: mean over seeds, band: their range."
+        panels.append(Panel(name, lines, "round", f"{name} in percent", whole=True))
+    panels.append(_draw_picked(study))
+    caption = (
+        "AVG, STD (ddof 0) and MIN over clients of the test accuracy; line: mean over seeds, band: their range. The "
+        "last panel shows one client (of many clients: its group), first the one that is worst at the end."
+    )
     return Chart("convergence", "Convergence", caption, panels)
+
+
+def _draw_picked(study: Study) -> Panel:
+    """The accuracy of one client over rounds, a line per method. The page shows the client that the reader picks."""
+    order = _order(study)
+    rows = group_names(order, study.any.clients)
+    lines = []
+    for method, runs in study.runs.items():
+        rounds = _same_rounds(study, method)
+        kept = np.unique(np.linspace(0, len(rounds) - 1, min(len(rounds), COLUMNS)).astype(int))
+        curves = 100 * np.mean([study.curve(method, seed)[1] for seed in runs], axis=0)[kept]
+        places = [rounds[i] for i in kept]
+        dashed = method not in (study.reference, *study.rivals)
+        for name, members in rows:
+            values = [average(row, members) for row in curves]
+            lines.append(Line(method, places, values, study.colour(method), dashed=dashed, members=members, who=name))
+    return Panel(rows[0][0], lines, "round", "test accuracy in percent", whole=True, picked=order[0])
+
+
+def _rugs(study: Study, values: Mapping[str, Vector]) -> list[Rug]:
+    """A rug per method, of one value per client."""
+    return [Rug(method, one.tolist(), study.colour(method)) for method, one in values.items()]
 
 
 @register_plot
@@ -161,7 +200,8 @@ def draw_distribution(study: Study) -> Chart | None:
         keep = np.unique(np.linspace(0, len(found) - 1, min(len(found), 100)).astype(int))
         share = (keep + 1) / len(found)
         lines.append(Line(method, found[keep].tolist(), (100 * share).tolist(), study.colour(method)))
-    panel = Panel("", lines, "test accuracy in percent", "percent of the clients at or below", wide=True)
+    rugs = _rugs(study, {method: 100 * study.mean_final(method) for method in study.methods})
+    panel = Panel("", lines, "test accuracy in percent", "percent of the clients at or below", wide=True, rugs=rugs)
     return Chart(
         "distribution",
         "Distribution over clients",
@@ -228,7 +268,7 @@ def draw_losses(study: Study) -> Chart | None:
             for j, (method, values) in enumerate(found.items())
         ]  # fmt: skip
         ticks = {float(i): name for i, (name, _) in enumerate(rows)}
-        panels.append(Panel(label, bars, "", label, ticks, wide=True))
+        panels.append(Panel(label, bars, "", label, ticks, wide=True, members=[members for _, members in rows]))
     caption = "Cross-entropy on test data, mean over seeds, last round. "
     caption += (
         "The loss gap is this minus the loss of the client's own model (local_only, same seed)." if study.alone else ""
@@ -250,7 +290,8 @@ def draw_gaps(study: Study) -> Chart | None:
     for method, values in found.items():
         x, y, _ = count_in_bins(values[~np.isnan(values)].tolist(), low, high, 15)
         lines.append(Line(method, x, [100 * v for v in y], study.colour(method)))
-    panel = Panel("", lines, "loss gap", "percent of the clients", wide=True)
+    rugs = _rugs(study, {m: np.mean(list(study.gaps(m).values()), axis=0) for m in found})
+    panel = Panel("", lines, "loss gap", "percent of the clients", wide=True, rugs=rugs)
     caption = (
         "All clients of all seeds, last round, 15 bins. A loss gap: the test loss minus that of the client's own model."
     )
@@ -264,7 +305,8 @@ def draw_optima(study: Study) -> Chart | None:
     caption = (
         "Loss of every client's own model (local_only, last round, mean over seeds). A wide range: unequal difficulty."
     )
-    return _ranges("optima", "What clients can reach alone", caption, {k: v for k, v in rows.items() if v})
+    test = Rug("test", [rows["test"].get(name, float("nan")) for name in study.any.clients])
+    return _ranges("optima", "What clients can reach alone", caption, {k: v for k, v in rows.items() if v}, [test])
 
 
 def _partition(study: Study) -> str:
@@ -288,7 +330,9 @@ def draw_partitions(found: Sequence[Study]) -> Chart | None:
     )
 
 
-def _ranges(kind: str, title: str, caption: str, rows: Mapping[str, Mapping[str, float]]) -> Chart | None:
+def _ranges(
+    kind: str, title: str, caption: str, rows: Mapping[str, Mapping[str, float]], rugs: Sequence[Rug] = ()
+) -> Chart | None:
     """A chart with a row of points per group of clients, joined from the smallest loss to the largest."""
     marks: list[Line | Points] = []
     for i, named in enumerate(rows.values()):
@@ -300,109 +344,9 @@ def _ranges(kind: str, title: str, caption: str, rows: Mapping[str, Mapping[str,
         marks.append(Points("local_only", spots, [float(i)] * len(spots), 0, notes))
     caption += f" Of more than {2 * MOST_ROWS} clients the smallest, the quartiles and the largest are shown."
     ticks = {float(i): name for i, name in enumerate(rows)}
-    return Chart(kind, title, caption, [Panel("", marks, "loss", y_ticks=ticks, wide=True)]) if marks else None
-
-
-# --------------------------------------------------------------------------- what the server did
-@register_plot
-def draw_weights(study: Study) -> Chart | None:
-    """The weights of clients over rounds, a heat map per method that has any."""
-    panels = []
-    for method, runs in study.runs.items():
-        run = next(iter(runs.values()))
-        if method.startswith(("local_only", "centralised")) or not run.weights.num_rows:
-            continue
-        place = {name: i for i, name in enumerate(run.clients)}
-        table = run.weights.filter(pc.is_in(run.weights["client"], pa.array(list(place))))
-        row = np.array([place[name] for name in table["client"].to_pylist()], dtype=int)
-        column = table["round"].to_numpy() - 1
-        figures = np.array(table["figure"].to_pylist(), dtype=object)
-        empty = np.full((len(place), int(run.manifest["rounds"])), np.nan)
-        grid = empty.copy()
-        grid[row, column] = table["weight"].to_numpy()
-        reasons = {}
-        for name in dict.fromkeys(figures[figures != ""].tolist()):
-            mine = figures == name
-            reasons[name] = empty.copy()
-            reasons[name][row[mine], column[mine]] = table["value"].to_numpy()[mine]
-        source = f" (from {', '.join(reasons)})" if reasons else ""
-        panels.append(draw_heat(f"{method}{source}", grid, run.clients, study.colour(method), "weight", reasons))
-    caption = (
-        "The factor on each client's update, first seed; a stronger colour is more. In brackets the "
-        "figures that a weight came from: point at a cell for their values. White: the client did not take part; the "
-        "faintest colour: weight zero; orange: a negative weight."
+    return (
+        Chart(kind, title, caption, [Panel("", marks, "loss", y_ticks=ticks, wide=True, rugs=rugs)]) if marks else None
     )
-    return Chart("weights", "Weights over rounds", caption, panels, one_at_a_time=True) if panels else None
-
-
-def draw_heat(
-    title: str, grid: Vector, names: Sequence[str], colour: int, what: str, reasons: Mapping[str, Vector] | None = None
-) -> Panel:
-    """A heat map of clients x rounds. Many rounds share columns, and many clients rows.
-
-    `reasons` holds further values by name, shown when the reader points at a cell.
-    """
-    rows = group_names(range(len(names)), names)
-    pieces = np.array_split(np.arange(grid.shape[1]), min(COLUMNS, grid.shape[1]))
-    values, *told = (
-        [[average(one[members][:, piece].ravel()) for piece in pieces] for _, members in rows]
-        for one in (grid, *(reasons or {}).values())
-    )
-    finite = [v for row in values for v in row if not np.isnan(v)] or [0.0]
-    every = max(1, len(pieces) // 6)
-    x_ticks = {float(i): str(int(piece[0]) + 1) for i, piece in enumerate(pieces) if i % every == 0}
-    notes = [
-        [
-            f"{name}, round {_span(piece)}: "
-            + ", ".join(f"{n} {v[i][j]:.3g}" for n, v in zip((what, *(reasons or {})), (values, *told), strict=True))
-            for j, piece in enumerate(pieces)
-        ]
-        for i, (name, _) in enumerate(rows)
-    ]
-    cells = Cells(title, values, min(0.0, *finite), max(*finite, 1e-12), colour, notes)
-    return Panel(title, [cells], "round", "", x_ticks, {float(i): n for i, (n, _) in enumerate(rows)}, wide=True)
-
-
-def _span(rounds: NDArray[np.int64]) -> str:
-    return f"{rounds[0] + 1}" if len(rounds) == 1 else f"{rounds[0] + 1}–{rounds[-1] + 1}"
-
-
-@register_plot
-def draw_participation(study: Study) -> Chart | None:
-    """Who took part in which round. None if all clients always did, and no answer was rejected."""
-    method = study.reference or study.methods[0]
-    run = next(iter(study.runs[method].values()))
-    place = {name: i for i, name in enumerate(run.clients)}
-    grid = np.zeros((len(place), int(run.manifest["rounds"])))
-    for r, client in zip(run.weights["round"].to_pylist(), run.weights["client"].to_pylist(), strict=True):
-        if client in place:
-            grid[place[client], r - 1] = 1
-    refused = [one for runs in study.runs.values() for r in runs.values() for one in r.manifest["rejected"]]
-    if grid.all() and not refused:
-        return None
-    caption = (
-        f"Who took part when, {method}, first seed: shaded is there. Rejected answers in all runs: {len(refused)}."
-    )
-    for one in refused[:5]:
-        caption += f" {one['client']} in round {one['round']}: {str(one['why']).removesuffix('.')}."
-    return Chart("participation", "Participation", caption, [draw_heat(method, grid, run.clients, 2, "took part")])
-
-
-@register_plot
-def draw_holdings(study: Study) -> Chart | None:
-    """How many training samples of each class each client holds. Needs at most 60 classes."""
-    data = study.any.manifest["data"]
-    counts = np.array([client["classes"] for client in data["clients"]], dtype=float)
-    if counts.ndim != 2 or counts.shape[1] > 60:
-        return None
-    rows = group_names(range(len(counts)), study.any.clients)
-    values = [[float(counts[members, c].mean()) for c in range(counts.shape[1])] for _, members in rows]
-    panel = Panel(
-        "", [Cells("training samples", values, 0.0, float(counts.max()) or 1.0, 2)], "class", "",
-        {float(i): name for i, name in enumerate(data["classes"])}, {float(i): n for i, (n, _) in enumerate(rows)}, wide=True,
-    )  # fmt: skip
-    caption = f"Training samples of each class at each client (the strongest colour is {counts.max():.0f})."
-    return Chart("holdings", "Who holds what", caption, [panel])
 
 
 # --------------------------------------------------------------------------- parameters

@@ -7,12 +7,14 @@ import io
 import math
 from collections.abc import Sequence
 
-from equipoise.metrics import Interval, bootstrap
+from equipoise.metrics import PLUS_MINUS, Interval, bootstrap
 from equipoise.study.report.figures import DEFINITIONS, PERCENT, SMALLER_IS_BETTER, Study
+from equipoise.study.report.notices import find_notices, tell_notices
 from equipoise.study.report.verdict import judge_all
 
 # A spreadsheet may run text that begins with one of these as a formula. The last four are wide forms of the first four.
 FORMULA_SIGNS = (*"=+-@|%", *"\uff1d\uff0b\uff0d\uff20")
+LEGEND = f"Test accuracy in percent after the last round, over clients: mean over seeds, ± {PLUS_MINUS}."
 FRONT = ("AVG", "STD", "MIN", "worst 10 %", "gap variance", "losers")  # in the first table, before costs and verdict
 
 
@@ -27,7 +29,7 @@ def format_figure(name: str, value: Interval) -> str:
     factor = 100 if name in PERCENT else 1
     digits = 1 if name in PERCENT or name == "losers" else 4 if "variance" in name else 3
     text = f"{factor * value.mean:.{digits}f}"
-    return text if math.isnan(value.low) else f"{text} ± {factor * (value.high - value.mean):.{digits}f}"
+    return text if math.isnan(value.low) else f"{text} ± {factor * value.half:.{digits}f}"
 
 
 def find_best(study: Study, name: str) -> set[str]:
@@ -67,13 +69,14 @@ def list_rows(study: Study) -> list[list[str]]:
 
 
 def write_markdown(study: Study) -> str:
-    """The first table in Markdown."""
+    """The first table in Markdown, with what ± means and what a reader must know about single methods."""
     rows = [
         list_columns(),
         ["---"] * len(list_columns()),
         *([mark_up(cell) for cell in row] for row in list_rows(study)),
     ]
-    return "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+    table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    return "\n\n".join([table, mark_up(LEGEND), *map(mark_up, tell_notices(study))]) + "\n"
 
 
 def mark_up(text: str) -> str:
@@ -87,7 +90,10 @@ def mark_up(text: str) -> str:
 
 
 def write_latex(study: Study) -> str:
-    """The first table in LaTeX: a `tabular` for the package booktabs, with the best of each column in bold."""
+    """The first table in LaTeX: a `tabular` for the package booktabs, with the best of each column in bold.
+
+    Under it stands what ± means, and what a reader must know about single methods.
+    """
     signs = {
         "&": r"\&",
         "%": r"\%",
@@ -122,20 +128,23 @@ def write_latex(study: Study) -> str:
             for name, cell in zip(list_columns(), row, strict=True)
         ]
         lines.append(" & ".join(cells) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", ""])
+    below = " ".join(plain(text) for text in (LEGEND, *tell_notices(study)))
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", rf"\par{{\footnotesize {below}\par}}", ""])
 
 
 def write_csv(study: Study) -> str:
-    """Every figure of every method as CSV: mean and 95 % interval over seeds."""
+    """Every figure of every method as CSV: mean and 95 % interval over seeds, with half its width, which is ±."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["data", "method", "seeds", "figure", "mean", "low", "high", "definition"])
+    head = ["mean", "half_width_of_95_percent_interval", "low", "high", "definition", "notice"]
+    writer.writerow(["data", "method", "seeds", "figure", *head])
+    notices = find_notices(study)
     for method in study.methods:
+        notice = "; ".join(notices.get(method, ()))
         for name, value in study.table[method].items():
-            cells = ["" if math.isnan(v) else repr(v) for v in value]
-            writer.writerow(
-                [_safe(study.name), _safe(method), len(study.runs[method]), name, *cells, DEFINITIONS[name]]
-            )
+            cells = ["" if math.isnan(v) else repr(v) for v in (value.mean, value.half, value.low, value.high)]
+            names = [_safe(study.name), _safe(method), len(study.runs[method]), name]
+            writer.writerow([*names, *cells, DEFINITIONS[name], _safe(notice)])
     return out.getvalue()
 
 

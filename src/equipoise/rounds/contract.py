@@ -1,0 +1,137 @@
+"""What a part must keep to: checks of what the server's parts are given and of what they return.
+
+Whoever writes a part must not get wrong numbers silently. Every error here names the part.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TypeVar
+
+from torch import Tensor
+
+from equipoise.grammar import did_you_mean
+from equipoise.roles import Part, Weigh
+from equipoise.types import REPORTS, EquipoiseError, PerClient, Reports, Setting, Shaped
+from equipoise.updates import Updates
+
+Kind = TypeVar("Kind")
+
+
+def check_inputs(theta: Tensor, updates: Tensor, clients: tuple[int, ...], reports: Reports, setting: Setting) -> None:
+    m = len(clients)
+    if theta.dim() != 1 or tuple(updates.shape) != (m, theta.shape[0]):
+        raise EquipoiseError(
+            f"`updates` must be [{m}, {theta.shape[0]}]: one row for each of the {m} clients, as long as theta "
+            f"{list(theta.shape)}. Found {list(updates.shape)}."
+        )
+    if m == 0:
+        raise EquipoiseError("A round needs at least one client. Found none.")
+    if len(set(clients)) != m:
+        raise EquipoiseError(f"Each client counts once per round. Found clients={list(clients)}.")
+    if setting.layout is not None and setting.layout.size != theta.shape[0]:
+        raise EquipoiseError(f"`layout` describes {setting.layout.size} values, theta has {theta.shape[0]}.")
+    for name, value in reports.items():
+        if name not in REPORTS:
+            raise EquipoiseError(
+                f"Unknown report `{name}`.{did_you_mean(name, REPORTS)} Reports: {', '.join(REPORTS)}."
+            )
+        known = {"m": m, "G": setting.layout.parameter_size if setting.layout else None, "C": setting.num_classes}
+        axes = REPORTS[name].axes
+        if value.dim() != len(axes) or any(
+            known.get(axis) not in (None, size) for axis, size in zip(axes, value.shape, strict=True)
+        ):
+            wanted = ", ".join(str(known.get(axis) or axis) for axis in axes)
+            raise EquipoiseError(f"Report `{name}` must be [{wanted}]. Found {list(value.shape)}.")
+
+
+class KnownReports(dict[str, Tensor]):
+    """Reports by name. One that no part of the method asked for is an error that says so."""
+
+    def __missing__(self, name: str) -> Tensor:
+        raise EquipoiseError(
+            f'A part reads the report `{name}`, which nobody sends: the part must say needs=("{name}",). Reports here: '
+            f"{', '.join(self) or 'none'}."
+        )
+
+
+def check_result(part: Part, found: object, kind: type[Kind]) -> Kind:
+    """What a part returned. It is an error if that is not of this kind."""
+    if not isinstance(found, kind):
+        raise EquipoiseError(
+            f"`{part.name}` ({part.role}) must return a {kind.__name__}. Found a {type(found).__name__}."
+        )
+    return found
+
+
+def check_rows(part: Part, shaped: Shaped, m: int) -> None:
+    if not isinstance(shaped.updates, Updates):
+        raise EquipoiseError(
+            f"`{part.name}` ({part.role}) must give the updates as an Updates, such as round.updates.with_mask(...). "
+            f"Found a {type(shaped.updates).__name__}."
+        )
+    if len(shaped.updates.rows) != m:
+        raise EquipoiseError(
+            f"`{part.name}` ({part.role}) must keep one update per client. Found {len(shaped.updates.rows)} for {m} clients."
+        )
+
+
+def check_claims(part: Weigh, weights: Tensor) -> None:
+    """Look whether the weights are what their part says of them: buffers are averaged, and other parts rely on it."""
+    low, total = float(weights.min()), float(weights.sum())
+    if part.is_convex and not (low >= -1e-4 and abs(total - 1) <= 1e-3) and math.isfinite(total):
+        raise EquipoiseError(
+            f"`{part.name}` (weigh) says that its weights are convex, but they sum to {total:.4g}, the smallest is "
+            f"{low:.4g}. Divide them by their sum, or let it say `is_convex = False`."
+        )
+    if part.is_non_negative and low < -1e-4:
+        raise EquipoiseError(
+            f"`{part.name}` (weigh) gives the negative weight {low:.4g}. Let it say `is_non_negative = False`."
+        )
+
+
+def weigh_raw(part: Weigh, reports: Reports) -> Tensor:
+    """The weights before division by their sum, of a part that has such."""
+    weights = part.raw(reports)
+    if weights is None:
+        raise EquipoiseError(
+            f"`{part.name}` (weigh) overrides `raw`, which gave None. Leave `raw` out if the weights need more than each "
+            "client's own reports."
+        )
+    return weights
+
+
+def check_shape(part: Part, what: str, found: Tensor, wanted: tuple[int, ...]) -> None:
+    if tuple(found.shape) != wanted:
+        raise EquipoiseError(f"`{part.name}` ({part.role}) must give {what} {list(wanted)}. Found {list(found.shape)}.")
+
+
+def check_needs(part: Part, reports: Reports) -> None:
+    for need in part.needs:
+        if need in REPORTS and need not in reports:
+            raise EquipoiseError(
+                f"`{part.name}` ({part.role}) needs the report `{need}` {REPORTS[need].shape}: "
+                f'{REPORTS[need].meaning}. Pass it as reports["{need}"].'
+            )
+
+
+def check_remembered(part: Part, name: str, value: object, before: object) -> None:
+    """Look whether a value of a part's next state is a tensor, or one per client, of the shape that it had `before`."""
+    old = before if isinstance(before, PerClient) else {}
+    # Rows that are still the same were looked at before.
+    rows = [row for c, row in value.items() if old.get(c) is not row] if isinstance(value, PerClient) else [value]
+    kinds = {describe_kind(row) for row in rows}
+    known = {describe_kind(row) for row in (list(before.values())[:1] if isinstance(before, PerClient) else [before])}
+    same = before is None or (type(value) is type(before) and (not rows or not known or kinds == known))
+    if not same or len(kinds) > 1 or not all(isinstance(row, Tensor) for row in rows):
+        was = "" if before is None else f", and was {' or '.join(known)}"
+        per_client = " per client" if isinstance(value, PerClient) else ""
+        raise EquipoiseError(
+            f"`{part.name}` ({part.role}) must remember tensors of one shape, or one row per client. `{name}` is "
+            f"{' or '.join(sorted(kinds))}{per_client}{was}."
+        )
+
+
+def describe_kind(value: object) -> str:
+    """The kind of a value, in words for messages."""
+    return f"a tensor {list(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
