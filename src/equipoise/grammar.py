@@ -37,6 +37,7 @@ class Call:
 
 
 ALIKE = 0.7  # of two names: the share of letters that they have in common, in the same order
+ALIKE_IF_SHORT = 0.6  # the same for names of at most four letters, of which one wrong letter is a larger share
 STEM = 3  # letters that a name must have to be taken for the beginning or a word of another
 
 
@@ -50,16 +51,15 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     """
     likeness = {choice: _liken(word.lower(), choice.lower()) for choice in choices}
     best = max(likeness, key=lambda choice: likeness[choice], default="")
-    return f" Did you mean `{best}`?" if likeness.get(best, 0) >= ALIKE else ""
+    return f" Did you mean `{best}`?" if likeness.get(best, 0) else ""
 
 
 def _liken(a: str, b: str) -> float:
-    """How much two names are alike, from 0 to 1."""
+    """How much two names are alike, from 0 (not at all) to 1."""
     short, long = sorted((a, b), key=len)
-    is_part = long.startswith(short) or short in re.split(r"[\W_]+", long)
-    is_mixed_up = len(short) > 2 and sorted(a) == sorted(b)  # SDG for SGD
-    ratio = difflib.SequenceMatcher(None, a, b).ratio()
-    return max(ALIKE if is_mixed_up or (is_part and len(short) >= STEM) else 0.0, ratio)
+    share = difflib.SequenceMatcher(None, a, b).ratio()
+    is_part = len(short) >= STEM and (long.startswith(short) or short in re.split(r"[\W_]+", long))
+    return share if is_part or share >= (ALIKE if len(long) > 4 else ALIKE_IF_SHORT) else 0.0
 
 
 def join_words(words: Sequence[str], most: int = 5) -> str:

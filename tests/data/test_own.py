@@ -502,8 +502,8 @@ def test_quantities_as_labels_are_refused(tmp_path, label):
 
 
 def test_columns_to_ignore_must_be_there(tmp_path):
-    with pytest.raises(EquipoiseError, match=r"no column `vv` to ignore\. There are: v, label, client"):
-        own(str(broken(tmp_path, "t.csv", GOOD)), ignore=("vv",))
+    with pytest.raises(EquipoiseError, match=r"no column `age` to ignore\. There are: v, label, client"):
+        own(str(broken(tmp_path, "t.csv", GOOD)), ignore=("age",))
 
 
 def test_a_missing_domain_is_no_domain(tmp_path):
