@@ -315,7 +315,7 @@ def test_a_run_leaves_a_manifest_and_rows_per_client(tmp_path):
     assert sum(row["weight"] for row in weights if row["round"] == 2) == pytest.approx(1)
     table = pq.read_table(place / "records.parquet")
     assert table.schema.equals(RECORDS)
-    assert table.num_rows == 2 * 4 * 2 * 2  # rounds, clients, metrics, splits
+    assert table.num_rows == 2 * 4 * 2 * 3  # rounds, clients, metrics, splits
     last = [r for r in table.to_pylist() if r["round"] == 2 and r["split"] == "test"]
     final = {r["client"]: r["value"] for r in last if r["metric"] == "accuracy"}
     assert final == result.values()

@@ -148,7 +148,10 @@ def test_validation_and_never_test_chooses_the_method(tmp_path):
     study = one_study(tmp_path / "r")
     assert choose_by_validation(study) == "afl"  # on test data it would be qffl
     assert tell(study).headline.startswith("afl lifts the worst client (c3) from 60.0 to 65.0 %")
-    assert tell_notices(study) == ["afl, qffl: one seed alone can be compared: the spread is not known."]
+    assert tell_notices(study) == [
+        "afl, qffl: one seed alone can be compared: the spread is not known.",
+        "afl, qffl, fedavg: convergence unknown: too few evaluations.",
+    ]
     curve = np.array([[0.9] * 4, [0.5] * 4, [0.7] * 4])
     made(tmp_path / "s", "fedavg", curve, validation=curve[[2, 0, 1]])
     table = one_study(tmp_path / "s").table["fedavg"]
@@ -193,9 +196,12 @@ def test_methods_without_a_common_seed_are_told_apart_and_not_as_a_fall(tmp_path
     made(tmp_path / "r", "local_only", FEDAVG - 0.2, seed=1)
     study = one_study(tmp_path / "r")
     assert "nan" not in " ".join(tell(study).sentences)
+    unknown = "convergence unknown: too few evaluations"
     assert find_notices(study) == {
-        "afl": ["no seed in common with fedavg, and therefore not judged"],
-        "qffl": ["one seed alone can be compared: the spread is not known"],
+        "afl": ["no seed in common with fedavg, and therefore not judged", unknown],
+        "qffl": ["one seed alone can be compared: the spread is not known", unknown],
+        "fedavg": [unknown],
+        "local_only": [unknown],
     }
     assert [verdict.method for verdict in judge_all(study)] == ["qffl"]
     made(tmp_path / "s", "fedavg", FEDAVG, seed=0)

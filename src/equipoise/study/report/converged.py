@@ -49,7 +49,11 @@ def notice_convergence(study: Study, method: str) -> str:
         return f"{found.together}: {WARNING}"
     if found.together.state == "flat":
         return ""
-    return f"whether it has converged is {'unclear, for noise' if found.together.state == 'unclear' else 'unknown'}"
+    return (
+        "too noisy to tell convergence"
+        if found.together.state == "unclear"
+        else "convergence unknown: too few evaluations"
+    )
 
 
 def _trace(study: Study, method: str, seed: int) -> dict[str, dict[int, float]]:
