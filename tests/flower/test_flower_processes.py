@@ -40,10 +40,11 @@ def same_as_simulated(place, method, **options):
     assert (manifest["method"], manifest["runner"]) == (method, "flower")
     expected = run(method, "gaussians", runner="inline", **options)
     rows = pq.read_table(place / "records.parquet").to_pylist()
-    found = {(row["round"], row["client"], row["metric"]): row["value"] for row in rows}
+    found = {(row["round"], row["client"], row["split"], row["metric"]): row["value"] for row in rows}
     for record in expected.rounds:
-        for score in (score for score in record.scores if score.split == "test"):
-            assert found[record.round, score.client, score.metric] == pytest.approx(score.value, abs=1e-6)
+        for score in record.scores:
+            there = found[record.round, score.client, score.split, score.metric]
+            assert there == pytest.approx(score.value, abs=1e-6)
     weights = pq.read_table(place / "weights.parquet").to_pylist()
     assert [row["weight"] for row in weights if row["round"] == 1] == pytest.approx(list(expected.rounds[0].weights))
     assert torch.isfinite(expected.server.theta).all()
@@ -133,7 +134,7 @@ def test_three_hospitals_join_by_the_commands_that_deploy_init_prints(tmp_path, 
     together = own(str(tmp_path / "together"), schema=str(tmp_path / "schema.json"))
     simulated = run("fedavg", together, rounds=1, model="linear", runner="inline", guard=DEPLOYMENT_GUARD)
     expected = {(s.client, s.split, s.metric): s.value for s in simulated.scores}
-    assert {split for _, split, _ in expected} == {"test", "validation"}
+    assert {split for _, split, _ in expected} == {"test", "validation", "train"}
     rows = pq.read_table(places[0].parent / "records.parquet").to_pylist()
     found = {(row["client"], row["split"], row["metric"]): row["value"] for row in rows}
     assert found == pytest.approx(expected, abs=1e-6)
