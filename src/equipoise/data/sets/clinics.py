@@ -1,4 +1,4 @@
-"""Seven clinics that scan upright and one that scans sideways: plain averaging stays unfair here however long it runs.
+"""Seven clinics that scan upright and one that scans sideways: plain averaging is unfair here at convergence.
 
 The network is so narrow that it cannot serve both kinds of scans equally well, and the sideways ones are an eighth of the
 data. The clinic with the sideways scanner would be served well by a network of the same size of its own. So what
