@@ -16,7 +16,8 @@ $(VENV)/.dev: $(BIN)/equipoise
 	@touch $@
 
 demo: $(BIN)/equipoise
-	$(BIN)/equipoise compare scanners
+	$(BIN)/equipoise compare clinics --seeds 5 --eval-every 2 \
+	  --methods "fedavg,fedequilibria,fedequilibria(t=0.9, fim_scale='mean'),eagle,f2dc,fedheal,fedfe"
 
 # A test process that dies or hangs ends the run as a failure: it is not started again.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --max-worker-restart=0

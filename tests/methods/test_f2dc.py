@@ -1,8 +1,9 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
 
-from equipoise import EquipoiseError, aggregate, build_model, parse
+from equipoise import EquipoiseError, Staged, aggregate, build_model, parse
 from equipoise.engine.simulation import run
 from equipoise.methods.f2dc import Decoupled, Decoupling, DecouplingLoss, RelaxedMask, convolutions
 from equipoise.task import Task
@@ -245,11 +246,28 @@ def test_class_counts_give_the_unapproximated_discrepancy():
 
 def test_it_needs_a_feature_map():
     with pytest.raises(EquipoiseError, match="feature maps, and the model `MLP` shows none"):
-        run("f2dc", blobs(), rounds=1)
+        run("f2dc", blobs(), model="linear", rounds=1)
     with pytest.raises(EquipoiseError, match="feature maps"):
         run("f2dc", blobs(), model=NormNet(), rounds=1)
     with pytest.raises(EquipoiseError, match="positions of the model's 2 stages"):
         run("f2dc(layers=(5,))", pictures(), rounds=1)
+
+
+def test_a_perceptron_shows_maps_of_one_pixel_per_unit():
+    """The same network written in stages by hand gives the same numbers."""
+
+    data = blobs()
+
+    def in_stages():
+        layer = nn.Linear(data.x[0].numel(), 7)
+        stage = nn.Sequential(nn.Flatten(), layer, nn.ReLU(), nn.Unflatten(1, (7, 1, 1)))
+        return Staged([stage], nn.Linear(7, len(data.classes)), pooling="flatten")
+
+    found, expected = (
+        run("f2dc(hidden=4)", data, model=model, rounds=2, runner="inline").server.theta
+        for model in ("mlp(hidden=(7,))", in_stages)
+    )
+    assert torch.equal(found, expected)
 
 
 def test_modules_plug_into_another_method():

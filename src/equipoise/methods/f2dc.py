@@ -27,17 +27,21 @@ from equipoise.method import (
     Scored,
     State,
     Term,
+    Value,
     Weigh,
     Weighed,
     Wrap,
     register,
     require,
 )
-from equipoise.models import Noise, Staged
+from equipoise.models import MLP, Noise, Staged
 from equipoise.parts.reports import ClassCounts
 from equipoise.parts.weights import BySamples
 
 REFERENCE = "Wang et al., Domain-skewed federated learning with feature decoupling and calibration, arXiv 2603.14238"
+# The paper's feature maps have 512 channels, those of `scanners` 32, those of `clinics` five, of one pixel. On these the
+# paper's losses drown the others: `benchmarks/demo_parameters.py` chose smaller ones.
+SMALL: dict[str, dict[str, Value]] = {"scanners": {"hidden": 16}, "clinics": {"hidden": 16, "tau": 1.0, "lam1": 0.1}}
 NoiseKind = Literal["logistic", "double_logistic"]  # one logistic draw per entry, or the difference of two
 # How the global model is scored when the modules stay with the clients: without them, with the mean of all clients'
 # modules, or with the mean of those of the domain's clients.
@@ -156,10 +160,13 @@ class Decoupling(Wrap, needs=("feature map",), gives=("decoupled features",)):
         return views[self.eval_view]
 
     def __call__(self, model: nn.Module, classes: int, example: Tensor) -> nn.Module:
+        if isinstance(model, MLP) and len(model.body):
+            model = model.in_stages()
         if not isinstance(model, Staged):
             raise EquipoiseError(
                 f"f2dc works on feature maps, and the model `{type(model).__name__}` shows none. Use one that is "
-                "equipoise.models.Staged (small_cnn, for example), or give yours stages, a pooling and a head."
+                "equipoise.models.Staged (small_cnn, for example) or a perceptron with hidden layers (mlp), or give yours "
+                "stages, a pooling and a head."
             )
         stages = len(model.stages)
         for j in self.layers:
@@ -284,7 +291,7 @@ def daa(a: float = 1.0, b: float = 0.4, counts: Literal["size", "class"] = "size
 @register(
     title="F2DC's two modules and losses, to plug into another method",
     reference=REFERENCE,
-    per_dataset={"scanners": {"hidden": 16}},
+    per_dataset=SMALL,
 )
 def f2dc_modules(
     sigma: float = 0.1,
@@ -327,7 +334,7 @@ def f2dc_modules(
 @register(
     title="Feature decoupling and calibration, domain-aware aggregation",
     reference=REFERENCE,
-    per_dataset={"scanners": {"hidden": 16}},  # feature maps have 32 channels there, not 512
+    per_dataset=SMALL,
 )
 def f2dc(
     sigma: float = 0.1,

@@ -62,6 +62,7 @@ class DecayingMomentum(Step):
         # With several local epochs and momentum ||L h||^2 is large, which makes the q-weighted step short: q must be
         # small.
         "scanners": {"q": 0.02},
+        "clinics": {"q": 0.1},  # chosen by benchmarks/demo_parameters.py
     },
 )
 def fedfe(

@@ -3,6 +3,7 @@
 from equipoise.models.adapt import adapt
 from equipoise.models.catalogue import MODELS, build_model, find_builder
 from equipoise.models.noise import Dropout, Noise
+from equipoise.models.small import MLP
 from equipoise.models.staged import Staged
 
-__all__ = ["MODELS", "Dropout", "Noise", "Staged", "adapt", "build_model", "find_builder"]
+__all__ = ["MLP", "MODELS", "Dropout", "Noise", "Staged", "adapt", "build_model", "find_builder"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import prod
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -30,6 +31,17 @@ class MLP(nn.Module):
         """Logits `[batch, classes]`, and the last hidden layer as features. Samples are flattened."""
         features = self.body(x.flatten(1))
         return Outputs(self.head(features), features)
+
+    def in_stages(self) -> Staged:
+        """The same network in stages, one per hidden layer, for methods that work on feature maps.
+
+        The maps are 1x1, with one channel per unit. The layers are those of this network, not copies.
+        """
+        stages = []
+        for i in range(0, len(self.body), 2):
+            layer = cast(nn.Linear, self.body[i])
+            stages.append(nn.Sequential(nn.Flatten(), layer, nn.ReLU(), nn.Unflatten(1, (layer.out_features, 1, 1))))
+        return Staged(stages, self.head, pooling="flatten")
 
     # The following computes many networks at once, from parameters `[m, ...]` and samples `[m, batch, ...]`. It avoids
     # most of the cost of `vmap` and autograd.
