@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from matplotlib import pyplot as plt
+from pictures_of.attacks import draw_robust
 from pictures_of.features import (
     draw_fedbn,
     draw_fedlsa,
@@ -59,6 +60,7 @@ PICTURES: dict[str, Callable[[], plt.Figure]] = {
     "moon": draw_moon,
     "propfair": draw_propfair,
     "qffl": draw_by_strength("qffl", "q", (0.0, 0.2, 1.0, 5.0), ", lr=1.0"),
+    "robust": draw_robust,
     "scaffold": draw_scaffold,
     "term": draw_by_strength("term", "t", (0.0, 0.5, 1.0, 3.0)),
 }

@@ -4,6 +4,7 @@ There is a module per kind of fault. Tests call the same functions with fewer re
 """
 
 from faults.answers import BAD, send_bad_answers
+from faults.attackers import ATTACKS, Attack, attack_methods, attack_run
 from faults.disks import damage_checkpoints, fill_disk, start_second_process
 from faults.liars import (
     Lie,
@@ -22,12 +23,16 @@ from faults.table import Row, write_table
 from faults.workers import kill_workers
 
 __all__ = [
+    "ATTACKS",
     "BAD",
     "DRIVEN",
+    "Attack",
     "Lie",
     "PlusFive",
     "Row",
     "Scene",
+    "attack_methods",
+    "attack_run",
     "average_honest",
     "compute_guard_cost",
     "damage_checkpoints",

@@ -242,6 +242,9 @@ class Shape(Part):
     """Edits the round's updates before they are weighed."""
 
     role = "shape"
+    comes_first: ClassVar[bool] = False
+    """Whether it stands before all others, in any sum of methods; what it returns is then, for all later parts, what
+    the clients reported."""
 
     @property
     def includes_buffers(self) -> bool:

@@ -474,6 +474,7 @@ class Shaped(NamedTuple):
 
     updates: Updates  # the round's updates, edited
     state: Remembered = {}  # the part's next state
+    figures: Mapping[str, Tensor] = {}  # values behind the edit, [m] or [] each: they go into the records
 
 
 class Weighed(NamedTuple):

@@ -47,13 +47,15 @@ def products(rows: Tensor, vector: Tensor) -> Tensor:
 
 
 def _squared_norm(row: Tensor, mask: Tensor | None) -> Tensor:
-    """Sums over chunks are taken in the row's own precision, and added up in float64."""
+    """Sums over chunks are taken in the row's own precision, or in float64 where they overflow; they are added up in
+    float64."""
     total = row.new_zeros((), dtype=torch.float64)
     for start in range(0, row.shape[0], CHUNK):
         part = row[start : start + CHUNK]
         if mask is not None:
             part = mask[start : start + CHUNK].to(row.dtype).mul_(part)
-        total += part @ part
+        square = part @ part
+        total += square if torch.isfinite(square) else part.double() @ part.double()
     return total
 
 

@@ -16,11 +16,12 @@ from equipoise.engine.guard import (
     Guard,
     cap,
     cap_weights,
+    clip_replies,
     clip_to_cohort,
 )
 from equipoise.engine.simulation import run
 from equipoise.method import METHODS
-from equipoise.types import REPORTS, PerClient
+from equipoise.types import REPORTS, PerClient, Replies, Server
 from kit import blobs
 
 positive = st.floats(0, 1e12, allow_nan=False)
@@ -85,34 +86,32 @@ def test_two_clients_cannot_be_judged():
     assert clip_to_cohort(said, range(2), PerClient(), DEPLOYMENT_GUARD).tolist() == said.tolist()
 
 
-@pytest.mark.parametrize("name", ["share", "clip", "climb"])
+@pytest.mark.parametrize("name", ["share", "clip", "climb", "length"])
 def test_limits_below_one_are_refused(name):
     with pytest.raises(EquipoiseError, match=name):
         Guard(**{name: 0.5})
 
 
 # --------------------------------------------------------------------------- in front of methods
-def test_which_methods_losses_drive():
+def test_the_weights_of_every_method_are_capped():
     guarded = {name: cap_weights(parse(name), DEPLOYMENT_GUARD) for name in METHODS}
-    found = {name for name, method in guarded.items() if isinstance(method.weigh, CappedWeigh)}
-    assert found == {"afl", "fedfe", "gifair", "qffl", "term"}
+    assert all(isinstance(method.weigh, CappedWeigh) for method in guarded.values())
     assert [name for name, method in guarded.items() if any(isinstance(s, CappedShare) for s in method.share)] == [
         "eagle"
     ]
-    assert cap_weights(parse("fedavg"), DEPLOYMENT_GUARD) == parse("fedavg")
-    assert isinstance(cap_weights(parse("qffl"), DEPLOYMENT_GUARD).weigh, CappedWeigh)
 
 
-@pytest.mark.parametrize("text", ["fedavg", "fedheal", "moon"])
-def test_methods_without_losses_have_the_same_bits_with_a_guard(text):
-    a, b = (run(text, blobs(), rounds=2, guard=g, runner="inline").server.theta for g in (None, DEPLOYMENT_GUARD))
-    assert torch.equal(a, b)
+@pytest.mark.parametrize("text", ["fedavg", "fedheal", "moon", "fedequilibria(fim_scale='l2')"])
+def test_a_guard_that_never_binds_changes_nothing(text):
+    wide = Guard(share=1e6, clip=1e6, climb=1e6, length=1e6)
+    a, b = (run(text, blobs(), rounds=2, guard=g, runner="inline").server.theta for g in (None, wide))
+    torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-7)
 
 
 @pytest.mark.parametrize("text", ["afl", "eagle(lstar_epochs=4)", "fedfe", "fedfv", "gifair", "qffl", "term"])
 def test_every_loss_driven_method_runs_guarded(text):
     """And a guard that never binds changes no bit."""
-    wide = Guard(share=1e6, clip=1e6, climb=1e6)
+    wide = Guard(share=1e6, clip=1e6, climb=1e6, length=1e6)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("warnings.warn", lambda *_, **__: None)
         plain, open_, strict = (
@@ -122,6 +121,58 @@ def test_every_loss_driven_method_runs_guarded(text):
     torch.testing.assert_close(plain.server.theta, open_.server.theta, rtol=1e-6, atol=1e-7)
     assert bool(torch.isfinite(strict.server.theta).all())
     assert all(REPORTS[name].drives_weight for name in strict.server.memory.parts[KEY])
+
+
+# --------------------------------------------------------------------------- everything that drives weight
+def hear(updates, **reports):
+    """What the guard believes of these replies."""
+    replies = Replies(
+        tuple(range(len(updates))),
+        {name: torch.tensor(value) for name, value in reports.items()},
+        torch.tensor(updates),
+    )
+    return clip_replies(DEPLOYMENT_GUARD, Server(torch.zeros(2), {}), replies)[1:]
+
+
+def test_declared_samples_are_clipped_to_three_medians():
+    replies, notes = hear([[1.0, 0.0]] * 5, samples=[10.0, 20.0, 20.0, 25.0, 1e9])
+    assert replies.reports["samples"].tolist() == [10.0, 20.0, 20.0, 25.0, 60.0]
+    assert notes == ("guard: client 4 reported samples 1e+09, 60 counts",)
+
+
+def test_a_fisher_report_can_be_neither_far_above_nor_far_below_the_others():
+    """It holds squares, so that a factor of nine is allowed. Sizes 5, 5, 5, 5/100 and 500 become 5, 5, 5, 5/9 and 45."""
+    fisher = [[3.0, 4.0]] * 3 + [[0.03, 0.04], [300.0, 400.0]]
+    replies, _ = hear([[1.0, 0.0]] * 5, fisher=fisher)
+    found = replies.reports["fisher"]
+    torch.testing.assert_close(found[:3], torch.tensor(fisher[:3]))
+    torch.testing.assert_close(found[3:], torch.tensor([[3.0, 4.0]]) * torch.tensor([[1 / 9], [9.0]]))
+
+
+def test_long_updates_are_shortened_and_not_refused():
+    replies, notes = hear([[3.0, 4.0], [0.0, 5.0], [5.0, 0.0], [60.0, 80.0], [1e20, 0.0]])
+    torch.testing.assert_close(replies.updates[3:], torch.tensor([[6.0, 8.0], [10.0, 0.0]]))
+    assert len(notes) == 2
+
+
+def test_no_client_has_more_than_its_cap_whatever_it_reports():
+    """Fisher information a hundred times too small earns FedEquilibria's liar nearly all of the weight without a guard."""
+    theta, draw = torch.zeros(6), torch.Generator().manual_seed(0)
+    rows, fisher = torch.randn(6, 6, generator=draw), torch.rand(6, 6, generator=draw)
+    fisher[0] /= 100
+    reports = {"samples": torch.full((6,), 10.0), "fisher": fisher}
+    facts = {"num_clients": 6, "rounds": 3, "clients": range(6), "reports": reports}
+    method = parse("fedequilibria(t=1.0)")
+    assert float(aggregate(method, theta, rows, **facts).weights[0]) > 0.9
+    assert float(aggregate(cap_weights(method, DEPLOYMENT_GUARD), theta, rows, **facts).weights[0]) <= 2 / 6 + 1e-6
+
+
+def test_honest_samples_keep_their_shares():
+    """Three medians of samples are believed, and who has them may have their share of the weights."""
+    reports = {"samples": torch.tensor([30.0, 10.0, 10.0, 10.0, 10.0])}
+    method = cap_weights(parse("fedavg"), DEPLOYMENT_GUARD)
+    found = aggregate(method, torch.zeros(2), torch.ones(5, 2), clients=range(5), reports=reports)
+    torch.testing.assert_close(found.weights, reports["samples"] / 70)
 
 
 def test_the_liar_of_ten():

@@ -1,9 +1,11 @@
-"""A guard against false losses. Fair methods give more weight to a high loss, so that a client gains influence by
-reporting one.
+"""A guard against clients that want more influence than others.
 
-The guard puts three limits in front of any method that losses drive: a report is clipped to a robust range of all
-reports in the round; it may not rise by more than a factor per round; and no client's share of the weights exceeds a
-cap. An honest client with a high loss pays for this, too: `docs/reliability.md` says how much.
+Fair methods give more weight to a client that says that it fares badly, and so to one that lies. The guard limits
+everything that drives weight, in front of any method. A loss is clipped to a robust range of all losses in the round, and
+may not rise by more than a factor per round. Declared samples are clipped to a multiple of the median, and so are the
+lengths of updates and of reports such as Fisher information, which may not be far below the others', either. And no
+weighting gives a client more than a cap. An honest client that is unlike the others pays for this, too:
+`docs/reliability.md` says how much.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ from equipoise.engine.checks import COHORT
 from equipoise.errors import EquipoiseError
 from equipoise.grammar import require
 from equipoise.method import Method
+from equipoise.parts.robust import clip_lengths
 from equipoise.parts.weights import shares
 from equipoise.roles import Part, Phase, Share, Weigh
 from equipoise.types import REPORTS, PerClient, Replies, Round, Sent, Server, Shared, State, Weighed
+from equipoise.updates import Updates
 
 KEY = "guard"  # of the server's memory for the reports that it believed; the keys of parts begin with their role
 SPREAD = 1.4826  # a median absolute deviation times this is a standard deviation, for normal values
@@ -28,53 +32,75 @@ SPREAD = 1.4826  # a median absolute deviation times this is a standard deviatio
 
 @dataclass(frozen=True)
 class Guard:
-    """Limits on what a client can gain by what it reports of its losses."""
+    """Limits on what a client can gain by what it sends."""
 
-    # Largest share of the weights: this many equal shares or, where a weighting counts samples, this many times the
-    # client's share of the samples, if that is more.
+    # Largest share of the weights: this many equal shares or, where a weighting counts samples, the client's share of
+    # the samples that are believed, if that is more.
     share: float = 2.0
-    clip: float = 3.0  # largest report: this many medians, or this many robust standard deviations beyond the median
-    climb: float = 2.0  # largest factor from a client's last report to the next, for reports above the round's median
+    # Largest loss: this many medians, or this many robust standard deviations beyond the median. Largest number of samples
+    # and size of a report such as Fisher information: this many medians; the latter's smallest: the median over this.
+    clip: float = 3.0
+    climb: float = 2.0  # largest factor from a client's last loss to the next, for losses above the round's median
+    length: float = 2.0  # largest length of an update, in medians of the round
 
     def __post_init__(self) -> None:
-        for name in ("share", "clip", "climb"):
+        for name in ("share", "clip", "climb", "length"):
             require(getattr(self, name) >= 1, name, "at least 1", getattr(self, name))
 
 
 DEPLOYMENT_GUARD = Guard()
 
 
-def _is_driven(part: Part) -> bool:
-    """Whether this part depends on reports by which a client could raise its own weight."""
-    return any(need in REPORTS and REPORTS[need].drives_weight for need in part.needs)
-
-
 def cap_weights(method: Method, guard: Guard) -> Method:
-    """The method with caps on the weights that losses drive."""
-    weigh = CappedWeigh(method.weigh, guard.share) if _is_driven(method.weigh) else method.weigh
-    share = tuple(
-        CappedShare(part, guard.share) if WEIGHT in part.gives and _is_driven(part) else part for part in method.share
-    )
-    return replace(method, weigh=weigh, share=share)
+    """The method with caps on the weights that the server gives, and on those that it sends down."""
+    share = tuple(CappedShare(part, guard.share) if WEIGHT in part.gives else part for part in method.share)
+    return replace(method, weigh=CappedWeigh(method.weigh, guard.share), share=share)
 
 
-# --------------------------------------------------------------------------- reports
-def clip_reports(guard: Guard, server: Server, replies: Replies) -> tuple[Server, Replies, tuple[str, ...]]:
-    """Clip the reports that drive weights: the server, which remembers them, the replies, and what was clipped, in
-    words."""
+# --------------------------------------------------------------------------- what clients send
+def clip_replies(guard: Guard, server: Server, replies: Replies) -> tuple[Server, Replies, tuple[str, ...]]:
+    """Clip what drives weights: the server, which remembers the losses that it believed, the replies, and what was clipped,
+    in words."""
+    if len(replies.clients) < COHORT:  # nobody can be told apart
+        return server, replies, ()
     reports, memory, notes = dict(replies.reports), State(server.memory.parts.get(KEY, {})), []
-    for name in [name for name in reports if REPORTS[name].drives_weight]:
-        last = memory.rows(name)
-        said = reports[name].double()
-        heard = clip_to_cohort(said, replies.clients, last, guard)
-        memory[name] = last.put(replies.clients, heard)
+
+    def note(said: Tensor, heard: Tensor, what: str) -> bool:
+        """Note whose numbers `[m]` were clipped; whether there are any."""
         for client, a, b in zip(replies.clients, said.tolist(), heard.tolist(), strict=True):
             if a != b:
-                notes.append(f"guard: client {client} reported {name} {a:.3g}, {b:.3g} counts")
-        if not torch.equal(said, heard):
-            reports[name] = heard.to(reports[name].dtype)
+                notes.append(f"guard: client {client} {what} {a:.3g}, {b:.3g} counts")
+        return not torch.equal(said, heard)
+
+    for name, value in replies.reports.items():
+        definition = REPORTS[name]
+        if definition.drives_weight:
+            last, said = memory.rows(name), value.double()
+            heard = clip_to_cohort(said, replies.clients, last, guard)
+            memory[name] = last.put(replies.clients, heard)
+            if note(said, heard, f"reported {name}"):
+                reports[name] = heard.to(value.dtype)
+        elif name == "samples":
+            said = value.double()
+            heard = said.clamp(max=float(guard.clip * said.median()))
+            if note(said, heard, "reported samples"):
+                reports[name] = heard.to(value.dtype)
+        elif definition.length_power:
+            said = torch.linalg.vector_norm(value.flatten(1), dim=1, dtype=torch.float64)
+            usual, factor = said.median(), guard.clip**definition.length_power
+            heard = said.clamp(usual / factor, usual * factor) if usual > 0 else said
+            if note(said, heard, f"reported a {name} of size"):
+                scale = torch.where(said > 0, heard / said, 1.0).to(value.dtype)
+                reports[name] = value * scale.view(-1, *[1] * (value.dim() - 1))
+    updates = replies.updates
+    if updates is not None:
+        said = Updates(updates).norms()
+        factors = clip_lengths(said.square(), guard.length)
+        if note(said, said * factors, "sent an update of length"):
+            updates = updates * factors.to(updates.dtype)[:, None]
     parts = {**server.memory.parts, **({KEY: memory} if memory else {})}
-    return replace(server, memory=replace(server.memory, parts=parts)), replace(replies, reports=reports), tuple(notes)
+    server = replace(server, memory=replace(server.memory, parts=parts))
+    return server, replace(replies, reports=reports, updates=updates), tuple(notes)
 
 
 def clip_to_cohort(said: Tensor, clients: Sequence[int], last: PerClient, guard: Guard) -> Tensor:
@@ -129,7 +155,7 @@ def cap(weights: Tensor, limits: Tensor) -> Tensor:
 def _limits(share: float, round: Round, by_samples: bool) -> Tensor:
     m = len(round.clients)
     equal = torch.full((m,), share / m, dtype=torch.float64)
-    return torch.maximum(equal, share * shares(round.reports["samples"].double())) if by_samples else equal
+    return torch.maximum(equal, shares(round.reports["samples"].double())) if by_samples else equal
 
 
 class _Around(Part):
@@ -156,7 +182,7 @@ class _Around(Part):
 
 @dataclass(frozen=True)
 class CappedWeigh(_Around, Weigh):
-    """A weighting that losses drive, with a cap on each client's share."""
+    """A weighting with a cap on each client's share."""
 
     inner: Weigh
     share: float

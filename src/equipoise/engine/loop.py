@@ -22,7 +22,7 @@ from equipoise.engine.checkpoints import Checkpoints, Snapshot, hash_model
 from equipoise.engine.checks import Checks, Expected, Refusal, count_declared_samples, expect
 from equipoise.engine.desk import Desk
 from equipoise.engine.folders import lock_folder
-from equipoise.engine.guard import Guard, cap_weights, clip_reports
+from equipoise.engine.guard import Guard, cap_weights, clip_replies
 from equipoise.engine.result import Rejection, RoundRecord, Run, judge_records
 from equipoise.engine.runners import Errand
 from equipoise.engine.settings import Settings
@@ -241,16 +241,19 @@ class Judge:
         settings, task = run.settings, run.task
         method = settings.method if settings.guard is None else cap_weights(settings.method, settings.guard)
         setting = task.setting(settings.rounds, settings.seed)
-        return cls(method, task, setting, settings.checks, settings.guard, count_declared_samples(task))
+        checks = (
+            settings.checks if settings.guard is None else replace(settings.checks, norm=None)
+        )  # it shortens instead
+        return cls(method, task, setting, checks, settings.guard, count_declared_samples(task))
 
     def expect(self, server: Server, clients: Sequence[int], phase: Phase) -> Expected:
         """What these clients are to send in this phase."""
         return expect(self.method, self.task, server, clients, phase, self.samples)
 
     def believe(self, server: Server, replies: Replies) -> tuple[Server, Replies, tuple[str, ...]]:
-        """Let the guard, if there is one, clip the reports: the server, which remembers them, the replies, and what was
+        """Let the guard, if there is one, clip what was sent: the server, which remembers them, the replies, and what was
         clipped."""
-        return (server, replies, ()) if self.guard is None else clip_reports(self.guard, server, replies)
+        return (server, replies, ()) if self.guard is None else clip_replies(self.guard, server, replies)
 
     def name_of(self, client: int) -> str:
         """The name of the client with this number."""

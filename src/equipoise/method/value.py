@@ -151,7 +151,7 @@ class Method:
             wrap=_union(self.wrap, other.wrap),
             terms=_union(self.terms, other.terms),
             reports=_union(self.reports, other.reports),
-            shape=_union(self.shape, other.shape),
+            shape=tuple(sorted(_union(self.shape, other.shape), key=lambda shape: not shape.comes_first)),
             weigh=_explicit(self.weigh, other.weigh, self, other),
             merge=_explicit(self.merge, other.merge, self, other),
             step=tuple(sorted(_union(self.step, other.step), key=lambda step: step.comes_last)),

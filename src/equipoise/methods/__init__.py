@@ -28,6 +28,7 @@ from equipoise.methods.moon import moon
 from equipoise.methods.propfair import propfair
 from equipoise.methods.qffl import qffl
 from equipoise.methods.references import centralised, local_only
+from equipoise.methods.robust import robust
 from equipoise.methods.scaffold import scaffold
 from equipoise.methods.term import term
 
@@ -65,6 +66,7 @@ __all__ = [
     "parse",
     "propfair",
     "qffl",
+    "robust",
     "scaffold",
     "term",
 ]

@@ -169,10 +169,15 @@ def _aggregate(
     stack = None if updates is None else Updates(updates)
     round = Round(theta, clients, KnownReports(reports), memory.round, setting, updates, stack)
     parts = _Parts(memory, reports, lent)
+    figures: dict[str, Tensor] = {}
     for shape in method.shape:
         shaped = check_result(shape, shape(round, parts.state_of(shape)), Shaped)
         check_rows(shape, shaped, len(clients))
         round = replace(round, shaped_rows=shaped.updates)
+        if shape.comes_first:
+            rows = shaped.updates.shaped
+            round = replace(round, reported_rows=rows, shaped_rows=Updates(rows))
+        figures |= shaped.figures
         parts.remember(shape, shaped.state)
     weighed = check_result(method.weigh, method.weigh(round, parts.state_of(method.weigh)), Weighed)
     check_shape(method.weigh, "weights", weighed.weights, (len(clients),))
@@ -214,7 +219,7 @@ def _aggregate(
         server=Memory(memory.round + 1, parts.remembered, {**memory.shared, **sent}),
         tensor_weights=merged.tensor_weights,
         evaluated=evaluated,
-        figures=weighed.figures,
+        figures={**figures, **weighed.figures},
         warnings=(weighed.warning,) if weighed.warning else (),
     )
 

@@ -1,0 +1,26 @@
+"""A robust composition for any method: long updates are shortened, those against the cohort do not count.
+
+The rule is Equipoise's own. It takes the geometric median of the round's updates (Pillutla et al., Robust aggregation for
+federated learning, IEEE Transactions on Signal Processing 2022) as what the cohort wants, and refuses updates that point
+against it; an honest minority, whose updates are merely unlike the others', keeps its influence.
+"""
+
+from __future__ import annotations
+
+from equipoise.method import Method, register, require
+from equipoise.parts.robust import AgainstCohort
+
+REFERENCE = "Equipoise; the centre is that of Pillutla et al., Robust aggregation for federated learning, TSP 2022"
+
+
+@register(title="Refuses updates against the cohort, for any method", reference=REFERENCE)
+def robust(length: float = 2.0, against: float = 0.5, memory: float = 0.5) -> Method:
+    """Shortens updates to `length` median lengths, and replaces those that point against the cohort by its centre.
+
+    An update points against the cohort if its cosine with the centre is below `-against` times the median client's, as
+    a mean over the client's rounds in which `memory` is the share of the earlier ones.
+    """
+    require(length >= 1, "length", "at least 1", length)
+    require(against >= 0, "against", "at least 0", against)
+    require(0 <= memory < 1, "memory", "at least 0 and below 1", memory)
+    return Method(shape=(AgainstCohort(length, against, memory),))

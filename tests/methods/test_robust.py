@@ -1,0 +1,111 @@
+"""Updates against the cohort do not count, and a minority's do."""
+
+import pytest
+import torch
+
+import faults
+from equipoise import EquipoiseError, aggregate, parse
+from equipoise.parts.robust import clip_lengths, find_centre
+
+HONEST = torch.tensor([[1.0, 0.2, 0.0], [1.0, -0.2, 0.1], [1.1, 0.0, 0.1], [0.9, 0.1, -0.1], [1.0, 0.0, 0.0]])
+MINORITY = torch.tensor([[-0.1, 1.0, 0.3]])  # unlike the others, nearly upright on them
+REVERSED = torch.tensor([[-1.0, -0.1, 0.0]])
+
+
+def merge(rows, method="fedavg + robust", server=None, clients=None):
+    return aggregate(
+        parse(method),
+        torch.zeros(3),
+        rows,
+        clients=range(len(rows)) if clients is None else clients,
+        reports={"samples": torch.ones(len(rows))},
+        server=server,
+    )
+
+
+def test_the_centre_is_where_the_distances_have_the_smallest_sum():
+    """The optimum of a Fermat problem: the unit vectors from the centre to the points add up to zero."""
+    rows = torch.randn(7, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    centre = find_centre(rows @ rows.T) @ rows
+    away = rows - centre
+    assert float((away / away.norm(dim=1, keepdim=True)).sum(0).norm()) < 1e-3
+
+
+def test_fewer_than_half_do_not_move_the_centre_far():
+    rows = torch.cat([HONEST, 1000 * REVERSED, 1000 * REVERSED]).double()
+    centre = find_centre(rows @ rows.T) @ rows
+    assert float((centre - HONEST.double().mean(0)).norm()) < 0.3
+
+
+def test_lengths():
+    assert clip_lengths(torch.tensor([1.0, 9.0, 16.0]).double(), 1.0).tolist() == pytest.approx([1, 1, 0.75])
+
+
+def test_an_honest_cohort_is_merged_as_without_it():
+    rows = torch.cat([HONEST, MINORITY])
+    torch.testing.assert_close(merge(rows).theta, merge(rows, "fedavg").theta)
+
+
+def test_a_reversed_update_is_replaced_by_the_centre_and_the_minority_stays():
+    rows = torch.cat([HONEST, MINORITY, REVERSED])
+    found = merge(rows)
+    assert found.figures["stands against"].tolist() == [0, 0, 0, 0, 0, 0, 1]
+    factors = clip_lengths(rows.double().square().sum(1), 2.0)
+    clipped = rows.double() * factors[:, None]
+    centre = find_centre(clipped @ clipped.T) @ clipped
+    expected = (clipped[:6].sum(0) + centre) / 7
+    torch.testing.assert_close(found.theta.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("factor", [1.0, 3.0, 9.0, 1e6])
+def test_three_that_collude_do_not_turn_the_model(factor):
+    rows = torch.cat([HONEST, HONEST[:2] + 0.05, factor * REVERSED.repeat(3, 1)])
+    found = merge(rows)
+    assert found.figures["stands against"].tolist() == [0] * 7 + [1] * 3
+    assert float(found.theta[0]) > 0.8
+
+
+def test_the_order_of_clients_does_not_matter():
+    rows = torch.cat([HONEST, MINORITY, REVERSED])
+    order = [6, 2, 0, 5, 1, 4, 3]
+    torch.testing.assert_close(merge(rows[order], clients=order).theta, merge(rows).theta, rtol=1e-5, atol=1e-7)
+
+
+def test_one_odd_round_does_not_undo_many_good_ones():
+    """The direction is a mean over rounds: 0.5 x its last one + 0.5 x this one."""
+    first = merge(torch.cat([HONEST, HONEST[:1]]))
+    against = merge(torch.cat([HONEST, 0.9 * MINORITY + 0.6 * REVERSED]), server=first.server)
+    alone = merge(torch.cat([HONEST, 0.9 * MINORITY + 0.6 * REVERSED]))
+    assert alone.figures["stands against"].tolist()[-1] == 1
+    assert against.figures["stands against"].tolist()[-1] == 0
+    expected = 0.5 * first.figures["direction"][-1] + 0.5 * alone.figures["direction"][-1]
+    torch.testing.assert_close(against.figures["direction"][-1], expected)
+
+
+def test_three_clients_cannot_be_judged():
+    rows = torch.cat([HONEST[:2], 9 * REVERSED])
+    torch.testing.assert_close(merge(rows).theta, merge(rows, "fedavg").theta)
+
+
+def test_it_comes_first_in_every_sum_and_later_parts_see_what_it_lets_through():
+    assert parse("fedfe + robust").shape[0].name == "against_cohort"
+    assert parse("fedfe + robust").shape == parse("robust + fedfe").shape
+    rows = torch.cat([HONEST, MINORITY, 9 * REVERSED])
+    lengths = merge(rows, "fedmgda_plus + robust").server.parts  # normalises the updates that were reported
+    assert lengths is not None
+    assert float(merge(rows, "fedmgda_plus + robust").theta[0]) > 0
+
+
+@pytest.mark.parametrize(("name", "value"), [("length", 0.5), ("against", -0.1), ("memory", 1.0)])
+def test_bad_limits(name, value):
+    with pytest.raises(EquipoiseError, match=name):
+        parse(f"robust({name}={value})")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedheal"])
+def test_three_of_ten_attackers_do_not_take_the_model(method):
+    """Ten clients of handwritten digits, two with inverted pictures, three send their updates reversed, thrice as long."""
+    attack = faults.Attack(-3.0)
+    honest = faults.attack_run(method, None, seed=0, robust=False).mean
+    assert faults.attack_run(method, attack, attackers=3, seed=0, robust=False).mean < 0.5 * honest
+    assert faults.attack_run(method, attack, attackers=3, seed=0, robust=True).mean > 0.75 * honest
