@@ -105,6 +105,7 @@ class Settings:
             train_scores=train_scores,
             until_flat=until_flat,
         )
+        chosen.select.check(found.cohort, len(data))
         require(
             checks.quorum is None or checks.quorum <= found.cohort,
             "quorum",

@@ -144,7 +144,9 @@ class FlowerDesk:
             update = wire.unpack_arrays(content, "update") if trains else None
             return Answer(client, errand.broadcast.round, reports, update, buffers)
 
-        answers, refused = self._send("train" if trains else "train.probe", errand.clients, errand.broadcast, read)
+        answers, refused = self._send(
+            "train" if trains else f"train.{errand.phase}", errand.clients, errand.broadcast, read
+        )
         replies, more = admit(answers, expected, checks)
         return Heard(replies, {}, [*refused, *(one._replace(why=f"{one.why}.") for one in more)])
 

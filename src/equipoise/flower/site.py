@@ -65,6 +65,7 @@ def client_app(
         return handle
 
     app.query("hello")(answering(_hello))
+    app.train("select")(answering(functools.partial(_take_part, "select")))
     app.train("probe")(answering(functools.partial(_take_part, "probe")))
     app.train()(answering(functools.partial(_take_part, "train")))
     app.evaluate()(answering(_score))

@@ -39,7 +39,18 @@ WEIGHTS = pa.schema(
         ("value", pa.float64()),
     ]
 )
-TABLES = {"records": RECORDS, "weights": WEIGHTS}
+SELECTION = pa.schema(
+    [
+        ("round", pa.int32()),
+        ("client", pa.string()),  # empty: all others
+        ("status", pa.string()),  # `asked`, `candidate` (asked for a report only) or `not asked`
+        ("answered", pa.bool_()),
+        ("why", pa.string()),  # it was not asked, or its answer did not count; empty where it was and did
+        ("value", pa.float64()),  # by which it was judged
+    ]
+)
+TABLES = {"records": RECORDS, "weights": WEIGHTS, "selection": SELECTION}
+OPTIONAL = frozenset({"selection"})  # tables of which a run without such rows has no file
 REPEATED = "repeated"  # in the manifest: the round at work, if it had too few answers and is done again
 # Why the answer of a client that sent nothing did not count, as real sites' records say it.
 LATE = "it did not answer in time."
@@ -71,6 +82,7 @@ class Recorded:
     manifest: Mapping[str, Any]  # what the run was asked to do, and what became of it
     records: pa.Table  # one row per round, client, split and metric
     weights: pa.Table  # one row per round, client and figure
+    selection: pa.Table  # one row per round and client: who was asked, and why not
 
     @property
     def method(self) -> str:
@@ -160,6 +172,8 @@ def _table(place: Path, name: str, schema: pa.Schema) -> pa.Table:
         if not table.schema.equals(schema):
             raise EquipoiseError(f"`{whole}` has other columns than schema {SCHEMA} says. Do the run again.")
         return table
+    if name in OPTIONAL:
+        return schema.empty_table()
     raise EquipoiseError(f"`{place}` has no {name}.parquet. Do the run again.")
 
 
