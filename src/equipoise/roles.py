@@ -139,6 +139,9 @@ class Select(Part):
     reads_updates: ClassVar[bool] = False
     """Whether `remember` uses `round.updates` or `round.reported`."""
 
+    fills_places: ClassVar[bool] = True
+    """Whether all available clients take part where there is a place for each of them."""
+
     @property
     def asks(self) -> tuple[str, ...]:
         """The reports that candidates make on the current model before anyone is selected. Empty: nobody is asked."""

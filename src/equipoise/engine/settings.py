@@ -100,7 +100,11 @@ class Settings:
             threads=threads,
             checks=checks,
             guard=guard,
-            notes=(*_note_overruled(chosen, training), *_note_dropped(protocol.training, training)),
+            notes=(
+                *_note_overruled(chosen, training),
+                *_note_dropped(protocol.training, training),
+                *_note_idle(chosen, share),
+            ),
             limits=limits,
             train_scores=train_scores,
             until_flat=until_flat,
@@ -229,6 +233,14 @@ def _note_overruled(method: Method, training: Training | None) -> tuple[str, ...
         return ()
     changed = [f"{name}={value!r}" for name, value in method.training if getattr(training, name) != value]
     return (f"{method}: trains with {', '.join(changed)}, whatever the run says.",) if changed else ()
+
+
+def _note_idle(method: Method, participation: float) -> tuple[str, ...]:
+    """A note on a selection that has nothing to choose."""
+    select = method.select
+    if select.rank == 0 or participation < 1 or not select.fills_places or method.is_pooled:
+        return ()
+    return (f"{select.name}: all clients take part in every round. Set a participation below 1 to select some.",)
 
 
 def _note_dropped(usual: Training, training: Training | None) -> tuple[str, ...]:

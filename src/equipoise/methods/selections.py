@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 
@@ -100,6 +100,8 @@ class DailyHours(Select):
 
     If nobody is, the round waits for the next client.
     """
+
+    fills_places: ClassVar[bool] = False
 
     opens: tuple[float, ...]  # the hour at which each client comes, in the order of clients; empty: drawn by the seed
     length: float  # hours that each client stays
