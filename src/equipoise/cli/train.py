@@ -176,6 +176,8 @@ def _prepare(
     data = None
     with mistakes.noted():
         data = load_or_look_up(source, mistakes)
+        if data is not None:
+            data.hold_out(options.hold_out)
     mistakes.refuse()
     assert data is not None
     return data, options.build_job(source, data, changes)

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from equipoise.data import Federation, load_federation
+from equipoise.data.federation import Client, HoldOut, find_scored
 from equipoise.engine.checks import SIMULATION_CHECKS, Checks
 from equipoise.engine.guard import Guard
 from equipoise.engine.runners import RunnerName
@@ -72,10 +73,11 @@ class Settings:
         limits: Mapping[str, object] | None = None,
         train_scores: bool = True,
         until_flat: bool = False,
+        hold_out: HoldOut = 0,
     ) -> Settings:
         """The settings of a run. What is not given comes from the federation's protocol, or from the parameters that a
         method has for a data set of the library."""
-        data = load_federation(federation) if isinstance(federation, str) else federation
+        data = (load_federation(federation) if isinstance(federation, str) else federation).hold_out(hold_out)
         chosen = adapt_to_data(parse(method) if isinstance(method, str) else method, data.dataset)
         if chosen.validates and not data.is_elsewhere:  # real sites set validation data aside themselves
             data = data.with_validation()
@@ -163,6 +165,7 @@ class Settings:
                 "partition": data.partition,
                 "protocol": data.protocol.name,
                 "clients": clients,
+                **({"unseen": [_describe_unseen(c) for c in data.unseen]} if data.unseen else {}),
                 "classes": list(data.classes),
                 "notes": list(data.notes),
                 "sample": {"shape": list(data.x.shape[1:]), "dtype": str(data.x.dtype).removeprefix("torch.")},
@@ -199,6 +202,11 @@ class Settings:
         """The name of the run folder, another one for other settings: `scanners-fedheal-seed0-1f2e3d4c`."""
         parts = (self.federation.name, str(self.method), f"seed{self.seed}", self.digest)
         return "-".join(re.sub(r"[^A-Za-z0-9.]+", "_", part).strip("_.")[:60] for part in parts)
+
+
+def _describe_unseen(client: Client) -> dict[str, object]:
+    """What the manifest tells of a client that is held out."""
+    return {"name": client.name, "domain": client.domain, "scored": len(find_scored(client))}
 
 
 def check_option(name: str, value: object) -> None:

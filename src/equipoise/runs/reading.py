@@ -110,6 +110,11 @@ class Recorded:
         return [client["name"] for client in self.manifest["data"]["clients"]]
 
     @property
+    def unseen(self) -> list[str]:
+        """The names of the clients that are held out of training, which are only scored."""
+        return [client["name"] for client in self.manifest["data"].get("unseen", ())]
+
+    @property
     def domains(self) -> list[str]:
         """The domain of each client; a client without a domain counts as a domain of its own name."""
         return [client["domain"] or client["name"] for client in self.manifest["data"]["clients"]]
@@ -120,10 +125,13 @@ class Recorded:
         return pc.unique(self.records["metric"]).to_pylist()
 
     def curve(self, metric: str = "accuracy", split: str = "test") -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The evaluated rounds `[rounds]`, and the values of a metric `[rounds, clients]`; NaN: the client has none."""
+        """The evaluated rounds `[rounds]`, and the values of a metric `[rounds, clients]`; NaN: the client has none.
+
+        For the split `unseen`, the clients are those that are held out.
+        """
         table = self.records.filter((pc.field("metric") == metric) & (pc.field("split") == split))
         rounds, row = np.unique(table["round"].to_numpy(), return_inverse=True)
-        place = {name: i for i, name in enumerate(self.clients)}
+        place = {name: i for i, name in enumerate(self.unseen if split == "unseen" else self.clients)}
         column = np.array([place[name] for name in table["client"].to_pylist()], dtype=int)
         values = np.full((len(rounds), len(place)), np.nan)
         values[row, column] = table["value"].to_numpy()

@@ -29,7 +29,7 @@ from torch import Tensor
 from equipoise.engine.folders import draft_beside, lock_folder, replace_whole
 from equipoise.engine.result import Rejection, RoundRecord, Run
 from equipoise.errors import EquipoiseError
-from equipoise.rounds.evaluation import collect_tensors
+from equipoise.rounds.evaluation import UNSEEN, WORDS, choose_model_for_unseen, collect_tensors
 from equipoise.runs.cost import estimate_cost
 from equipoise.runs.reading import OPTIONAL, REPEATED, SCHEMA, TABLES, Ended, read_stream
 
@@ -44,7 +44,7 @@ def describe_run(run: Run, status: str = "finished", why: str = "") -> dict[str,
         **settings.facts,
         "digest": settings.digest,
         "runner": run.runner,
-        "evaluated": {"model": run.scored, "split": "test"},
+        "evaluated": {"model": run.scored, "split": "test", **_name_unseen_model(run)},
         "limits": settings.limits,
         "warnings": list(run.warnings),
         "rejected": [one for record in run.rounds for one in _rejected(record.round, record.rejected)],
@@ -56,6 +56,11 @@ def describe_run(run: Run, status: str = "finished", why: str = "") -> dict[str,
             **{name: version(name) for name in ("equipoise", "torch", "numpy", "pyarrow")},
         },
     }
+
+
+def _name_unseen_model(run: Run) -> dict[str, str]:
+    """By which model the clients that are held out were scored, if there are any."""
+    return {UNSEEN: WORDS[choose_model_for_unseen(run.method, run.task)]} if run.federation.unseen else {}
 
 
 def _rejected(round: int, rejected: Sequence[Rejection]) -> list[dict[str, object]]:

@@ -48,6 +48,7 @@ class Job:
     guard: bool = False  # limit what a false loss can gain, as in a deployment
     train_scores: bool = True  # score the training data, too, whenever the model is evaluated
     until_flat: bool = False  # end the run when it has converged; `rounds` is then a limit
+    hold_out: int | str | tuple[str, ...] = 0  # clients that never train: how many, or names of clients or domains
     live: tuple[str, ...] = ()  # tools that show the records during the run: `mlflow`, `tensorboard`
     keep: tuple[str, ...] = ()  # what is kept for plots besides the records, such as `conflicts` or `features`
 
@@ -68,6 +69,7 @@ class Job:
             guard=DEPLOYMENT_GUARD if self.guard else None,
             train_scores=self.train_scores,
             until_flat=self.until_flat,
+            hold_out=self.hold_out,
         )
 
 
