@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from equipoise.cli.screens import screen
-from equipoise.metrics import PLUS_MINUS, figures
+from equipoise.metrics import PLUS_MINUS, UNSEEN, figures
 from equipoise.runs.reading import Recorded
 from equipoise.study.comparison import Comparison
 from equipoise.study.report.figures import average_by_domain
@@ -42,6 +42,15 @@ def draw_run(run: Recorded) -> Table:
         over.append(("domains", list(average_by_domain(accuracies, run.domains).values())))
     for what, values in over:
         table.add_row(f"[bold]over {what}[/]", "", "", f"[bold]{_sum_up(values)}[/]", "")
+    if run.unseen:
+        table.add_section()
+        unseen = {metric: _find_last(run, metric, UNSEEN) for metric in ("accuracy", "loss", "auc")}
+        for domain, name in zip(run.unseen_domains, run.unseen, strict=True):
+            cells = (_shown(unseen["accuracy"].get(name), 100, ".1f", " %"), _shown(unseen["loss"].get(name), 1, ".3f"))
+            more = (_shown(unseen["auc"].get(name), 1, ".3f"),) if area else ()
+            table.add_row(escape(domain), f"{escape(name)} (unseen)", "-", *cells, *more)
+        table.add_row("[bold]over unseen[/]", "", "", f"[bold]{_sum_up(unseen['accuracy'].values())}[/]", "")
+        table.add_section()
     for metric in run.metrics:
         if metric.startswith("accuracy of the "):
             means = average_by_domain(run.curve(metric)[1][-1], run.domains).values()
@@ -49,11 +58,12 @@ def draw_run(run: Recorded) -> Table:
     return table
 
 
-def _find_last(run: Recorded, metric: str) -> dict[str, float]:
+def _find_last(run: Recorded, metric: str, split: str = "test") -> dict[str, float]:
     """The last value of a metric for each client that has one."""
-    values = run.curve(metric)[1]
+    values = run.curve(metric, split)[1]
     found = values[-1].tolist() if len(values) else []
-    return {name: value for name, value in zip(run.clients, found, strict=False) if not np.isnan(value)}
+    names = run.unseen if split == UNSEEN else run.clients
+    return {name: value for name, value in zip(names, found, strict=False) if not np.isnan(value)}
 
 
 def _shown(value: float | None, factor: float, form: str, unit: str = "") -> str:

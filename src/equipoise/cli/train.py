@@ -259,6 +259,9 @@ def _show_outcomes(experiment: Experiment, outcomes: Sequence[Outcome], out: Pat
             table = tabulate([(found.method, found.by_domain) for found in ordered])
             over = "domains" if any(client.domain for client in data.clients) else "clients"
             screen.print(draw_comparison(table, data.name, over))
+            if ordered[0].unseen:
+                held_out = tabulate([(found.method, found.unseen) for found in ordered])
+                screen.print(draw_comparison(held_out, f"{data.name}, unseen clients", "these clients"))
     runs = [read(found.folder) for found in outcomes]
     shown = group_studies(runs)
     for study in shown:

@@ -27,7 +27,8 @@ from equipoise.errors import EquipoiseError
 from equipoise.flower import wire
 from equipoise.flower.plan import Plan
 from equipoise.grammar import join_words
-from equipoise.rounds.evaluation import SCORED, UNSEEN, Score
+from equipoise.metrics import UNSEEN
+from equipoise.rounds.evaluation import SCORED, Score
 from equipoise.rounds.server import make_broadcast
 from equipoise.runs.reading import AWAY, LATE
 from equipoise.types import Broadcast, ClientState, Layout, Server

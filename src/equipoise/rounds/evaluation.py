@@ -10,7 +10,7 @@ from torch import Tensor
 
 from equipoise.data.federation import Client, Federation, Split, find_scored
 from equipoise.method import Method
-from equipoise.metrics import auc
+from equipoise.metrics import UNSEEN, auc
 from equipoise.parts.weights import shares
 from equipoise.roles import Scored
 from equipoise.rounds.client import BUFFERS, PRIVATE
@@ -20,7 +20,6 @@ from equipoise.types import PERSONAL, ClientState, PerClient, Server, Tensors
 
 SCORED: tuple[Split, ...] = ("test", "validation", "train")  # the data on which a run scores its model after a round
 
-UNSEEN = "unseen"  # the split of scores of clients that are held out
 # The names of the models that can be scored, in records and manifests.
 WORDS: dict[Scored, str] = {
     "own": "personal",

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from equipoise.errors import EquipoiseError
+from equipoise.metrics import UNSEEN
 
 SCHEMA = 1  # the version of the folder's format
 # What the columns mean is in `docs/records.md`.
@@ -112,7 +113,12 @@ class Recorded:
     @property
     def unseen(self) -> list[str]:
         """The names of the clients that are held out of training, which are only scored."""
-        return [client["name"] for client in self.manifest["data"].get("unseen", ())]
+        return [client["name"] for client in self.manifest["data"].get(UNSEEN, ())]
+
+    @property
+    def unseen_domains(self) -> list[str]:
+        """The domain of each of these clients; one without a domain counts as a domain of its own name."""
+        return [client["domain"] or client["name"] for client in self.manifest["data"].get(UNSEEN, ())]
 
     @property
     def domains(self) -> list[str]:
@@ -131,7 +137,7 @@ class Recorded:
         """
         table = self.records.filter((pc.field("metric") == metric) & (pc.field("split") == split))
         rounds, row = np.unique(table["round"].to_numpy(), return_inverse=True)
-        place = {name: i for i, name in enumerate(self.unseen if split == "unseen" else self.clients)}
+        place = {name: i for i, name in enumerate(self.unseen if split == UNSEEN else self.clients)}
         column = np.array([place[name] for name in table["client"].to_pylist()], dtype=int)
         values = np.full((len(rounds), len(place)), np.nan)
         values[row, column] = table["value"].to_numpy()
@@ -141,7 +147,8 @@ class Recorded:
         """How many samples each client was scored on, `[clients]`."""
         table = self.records.filter((pc.field("metric") == "accuracy") & (pc.field("split") == split))
         found = dict(zip(table["client"].to_pylist(), table["samples"].to_pylist(), strict=True))
-        return np.array([found.get(name, 0) for name in self.clients], dtype=float)
+        names = self.unseen if split == UNSEEN else self.clients
+        return np.array([found.get(name, 0) for name in names], dtype=float)
 
 
 def read(place: Path) -> Recorded:

@@ -29,7 +29,8 @@ from torch import Tensor
 from equipoise.engine.folders import draft_beside, lock_folder, replace_whole
 from equipoise.engine.result import Rejection, RoundRecord, Run
 from equipoise.errors import EquipoiseError
-from equipoise.rounds.evaluation import UNSEEN, WORDS, choose_model_for_unseen, collect_tensors
+from equipoise.metrics import UNSEEN
+from equipoise.rounds.evaluation import WORDS, choose_model_for_unseen, collect_tensors
 from equipoise.runs.cost import estimate_cost
 from equipoise.runs.reading import OPTIONAL, REPEATED, SCHEMA, TABLES, Ended, read_stream
 
