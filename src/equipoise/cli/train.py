@@ -261,7 +261,7 @@ def _show_outcomes(experiment: Experiment, outcomes: Sequence[Outcome], out: Pat
             screen.print(draw_comparison(table, data.name, over))
             if ordered[0].unseen:
                 held_out = tabulate([(found.method, found.unseen) for found in ordered])
-                screen.print(draw_comparison(held_out, f"{data.name}, unseen clients", "these clients"))
+                screen.print(draw_comparison(held_out, f"{data.name} (unseen clients)", "these clients"))
     runs = [read(found.folder) for found in outcomes]
     shown = group_studies(runs)
     for study in shown:

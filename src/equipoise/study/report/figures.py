@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.errors import EquipoiseError
-from equipoise.grammar import did_you_mean
+from equipoise.grammar import did_you_mean, join_words
 from equipoise.metrics import FORMULAS, UNSEEN, Formula, Interval, corrected_variance, over_seeds, paired
 from equipoise.runs.reading import Recorded
 
@@ -73,8 +73,15 @@ class Study:
 
     @property
     def name(self) -> str:
-        """The name of the data."""
-        return str(self.any.manifest["data"]["name"])
+        """The name of the data, and who is held out of training."""
+        name = str(self.any.manifest["data"]["name"])
+        return f"{name}, unseen: {self.held_out}" if self.any.unseen else name
+
+    @property
+    def held_out(self) -> str:
+        """Who is held out of training, in words: domains where nobody else is of them, otherwise clients."""
+        domains = list(dict.fromkeys(self.any.unseen_domains))
+        return join_words(self.any.unseen if set(domains) & set(self.any.domains) else domains)
 
     @property
     def methods(self) -> list[str]:

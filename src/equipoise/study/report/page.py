@@ -19,7 +19,7 @@ from equipoise.study.report.headline import say_half, tell
 from equipoise.study.report.notices import tell_notices
 from equipoise.study.report.plots import draw_charts, draw_partitions
 from equipoise.study.report.svg import draw_svg, name_figure
-from equipoise.study.report.unseen import LEGEND, list_unseen_columns, list_unseen_rows
+from equipoise.study.report.unseen import LEFT_OUT, LEGEND, list_left_out, list_unseen_columns, list_unseen_rows
 from equipoise.study.report.verdict import Word, judge_all, say_points
 
 HERE = Path(__file__).parent
@@ -35,7 +35,7 @@ def write(
         raise EquipoiseError(f"There is nothing to report: {why}")
     texts = {
         ".html": build_page(found, problems),
-        ".md": "\n".join(map(_markdown, found)),
+        ".md": "\n".join([*map(_markdown, found), *_markdown_of_left_out(found)]),
         ".tex": "\n".join(map(_latex, found)),
         ".csv": _once(list(map(tables.write_csv, found))),
         ".clients.csv": _once(list(map(tables.write_clients, found))),
@@ -64,6 +64,11 @@ def _markdown(study: Study) -> str:
     return f"{text}\n### Unseen clients\n\n{tables.lay_out(list_unseen_columns(study), rows)}\n\n{LEGEND}\n"
 
 
+def _markdown_of_left_out(found: Sequence[Study]) -> list[str]:
+    left_out = list_left_out(found)
+    return [f"## Left out in turn\n\n{tables.lay_out(*left_out)}\n\n{LEFT_OUT}\n"] if left_out else []
+
+
 def _latex(study: Study) -> str:
     rows = list_unseen_rows(study)
     below = [tables.write_tabular(list_unseen_columns(study), rows, [LEGEND])] if rows else []
@@ -79,11 +84,16 @@ def build_page(found: Sequence[Study], problems: Sequence[str] = ()) -> str:
     """The page as HTML, with a section per study."""
     charts = [draw_charts(study) for study in found]
     ranges = draw_partitions(found)
-    across = f"<section id='across'><h1>All data together</h1>{draw_svg(ranges)}</section>" if ranges else ""
+    left_out = list_left_out(found)
+    pieces = [draw_svg(ranges)] if ranges else []
+    pieces += (
+        [f"<h2>Left out in turn</h2>{build_table(*left_out)}<p class='caption'>{LEFT_OUT}</p>"] if left_out else []
+    )
+    across = f"<section id='across'><h1>All data together</h1>{''.join(pieces)}</section>" if pieces else ""
     sections = "".join(_study(study, mine, i) for i, (study, mine) in enumerate(zip(found, charts, strict=True)))
     notes = "".join(f"<p class='note'>Left out: {escape(text)}</p>" for text in problems)
     names = join_words(list(dict.fromkeys(study.name for study in found)))
-    contents = _contents(found, charts) + ("<p><a href='#across'>All data together</a></p>" if ranges else "")
+    contents = _contents(found, charts) + ("<p><a href='#across'>All data together</a></p>" if across else "")
     return wrap_page(names, f"<nav aria-label='Contents'>{contents}</nav><main>{notes}{sections}{across}</main>")
 
 

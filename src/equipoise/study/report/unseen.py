@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 import numpy as np
 
-from equipoise.metrics import UNSEEN, over_seeds
+from equipoise.metrics import UNSEEN, Interval, over_seeds
 from equipoise.study.report.charts import Chart, Line, Panel
 from equipoise.study.report.figures import Study
 from equipoise.study.report.plots import MOST_LINES, find_band, register_plot
@@ -13,6 +16,10 @@ from equipoise.study.report.tables import format_figure
 LEGEND = (
     "Accuracy in percent, last round, on the test data of clients that never trained; no figure of the other tables has "
     "them. AVG and MIN are over these clients."
+)
+
+LEFT_OUT = (
+    "Mean accuracy in percent of the clients that each column names, which never trained in the runs of that column."
 )
 
 
@@ -31,6 +38,24 @@ def list_unseen_rows(study: Study) -> list[list[str]]:
         cells = [format_figure("AVG", over_seeds(values.tolist())) for values in (*each, found.mean(1), found.min(1))]
         rows.append([method, *cells])
     return rows
+
+
+def list_left_out(studies: Sequence[Study]) -> tuple[list[str], list[list[str]]] | None:
+    """A table over studies of the same data that hold out others: a row per method, a column per study, and their mean.
+
+    A cell is the mean accuracy of the unseen clients. None if there are no two such studies.
+    """
+    some = [study for study in studies if study.any.unseen]
+    names = {str(study.any.manifest["data"]["name"]) for study in some}
+    if len(some) < 2 or len(names) > 1:
+        return None
+    shared = [method for method in some[0].methods if all(method in study.runs for study in some)]
+    rows = []
+    for method in shared:
+        found = [study.table[method]["AVG unseen"] for study in some]
+        mean = Interval(sum(one.mean for one in found) / len(found), math.nan, math.nan)
+        rows.append([method, *(format_figure("AVG unseen", one) for one in (*found, mean))])
+    return ["method", *(study.held_out for study in some), "mean"], rows
 
 
 @register_plot
