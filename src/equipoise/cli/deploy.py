@@ -89,7 +89,7 @@ def init(
     if sites is None:
         sites = len(load_federation(data)) if data and not example else 3
     given = {
-        "method": method, "sites": sites, "participation": participation, "hold_out": hold_out,
+        "method": method, "sites": sites, "participation": participation, "hold_out": hold_out or None,
         "seed": seed, "rounds": rounds, "model": model, "lr": lr, "epochs": epochs,
         "round_timeout": round_timeout, "min_sites": min_sites, "too_few": too_few, "guard": guard, "protection": protection,
         "site_state": site_state, "data": "" if example else data,

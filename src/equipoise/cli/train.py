@@ -194,8 +194,10 @@ def _execute(experiment: Experiment, out: Path, workers: int | None) -> None:
     for dataset, data in experiment.data.items():
         mine = [job for job in jobs if job.dataset == dataset]
         counts = len({job.method for job in mine}), len({job.seed for job in mine})
-        domains = {client.domain for client in data.clients if client.domain}
-        held = f"{len(data)} clients, {len(domains)} domains" if domains else f"{len(data)} clients"
+        trained = data.hold_out(mine[0].hold_out)
+        domains = {client.domain for client in trained.clients if client.domain}
+        held = f"{len(trained)} clients, {len(domains)} domains" if domains else f"{len(trained)} clients"
+        held += f", {len(trained.unseen)} held out" if trained.unseen else ""
         screen.print(f"{held}, {counts[0]} methods x {counts[1]} seeds, {totals[jobs.index(mine[0])]} rounds each.")
     outcomes: list[Outcome] = []
     failures: list[Failure] = []

@@ -50,7 +50,7 @@ class Plan:
     site_state: str = ""  # folder where each site keeps its state for a restart of its SuperNode; empty: none
     resume: bool = False  # go on with the same run where it stopped
     out: str = "runs"  # folder where the server stores the run
-    hold_out: str = ""  # sites that never train and are only scored: how many, or names of sites or domains
+    hold_out: int | str = 0  # sites that never train and are only scored: how many, or names of sites or domains
 
     def __post_init__(self) -> None:
         require(self.sites >= 1, "sites", "at least 1", self.sites)
