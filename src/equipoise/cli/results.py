@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from rich.console import RenderableType
@@ -32,9 +32,7 @@ def draw_run(run: Recorded) -> Table:
     samples = {client["name"]: client["train"] for client in data["clients"]}
     for domain in dict.fromkeys(run.domains):
         for name in (name for name, its in zip(run.clients, run.domains, strict=True) if its == domain):
-            cells = (_shown(last["accuracy"].get(name), 100, ".1f", " %"), _shown(last["loss"].get(name), 1, ".3f"))
-            more = (_shown(last["auc"].get(name), 1, ".3f"),) if area else ()
-            table.add_row(escape(domain), escape(name), str(samples[name]), *cells, *more)
+            table.add_row(escape(domain), escape(name), str(samples[name]), *_list_scores(last, name, area))
     table.add_section()
     accuracies = np.array([last["accuracy"].get(client, np.nan) for client in run.clients])
     over = [("clients", list(last["accuracy"].values()))]
@@ -46,9 +44,7 @@ def draw_run(run: Recorded) -> Table:
         table.add_section()
         unseen = {metric: _find_last(run, metric, UNSEEN) for metric in ("accuracy", "loss", "auc")}
         for domain, name in zip(run.unseen_domains, run.unseen, strict=True):
-            cells = (_shown(unseen["accuracy"].get(name), 100, ".1f", " %"), _shown(unseen["loss"].get(name), 1, ".3f"))
-            more = (_shown(unseen["auc"].get(name), 1, ".3f"),) if area else ()
-            table.add_row(escape(domain), f"{escape(name)} (unseen)", "-", *cells, *more)
+            table.add_row(escape(domain), f"{escape(name)} (unseen)", "-", *_list_scores(unseen, name, area))
         table.add_row("[bold]over unseen[/]", "", "", f"[bold]{_sum_up(unseen['accuracy'].values())}[/]", "")
         table.add_section()
     for metric in run.metrics:
@@ -64,6 +60,12 @@ def _find_last(run: Recorded, metric: str, split: str = "test") -> dict[str, flo
     found = values[-1].tolist() if len(values) else []
     names = run.unseen if split == UNSEEN else run.clients
     return {name: value for name, value in zip(names, found, strict=False) if not np.isnan(value)}
+
+
+def _list_scores(last: Mapping[str, Mapping[str, float]], name: str, area: bool) -> list[str]:
+    """The cells of one client's last scores; with its AUC if `area`."""
+    cells = [_shown(last["accuracy"].get(name), 100, ".1f", " %"), _shown(last["loss"].get(name), 1, ".3f")]
+    return [*cells, _shown(last["auc"].get(name), 1, ".3f")] if area else cells
 
 
 def _shown(value: float | None, factor: float, form: str, unit: str = "") -> str:
