@@ -232,6 +232,15 @@ def test_what_a_selection_asks_for_must_be_given():
         Method(select=parse("fedavg").weigh)
 
 
+def test_a_text_is_not_taken_for_names():
+    @dataclass(frozen=True)
+    class Careless(WidestGap):
+        asks = "gap"
+
+    with pytest.raises(EquipoiseError, match=r"`careless`: asks is a tuple of names. Write asks = \('gap',\)"):
+        Method(select=Careless(), reports=(LossGap(split="train"),))
+
+
 def test_what_candidates_reveal():
     assert "loss" in list_revealed(parse("power_of_choice")).reports
     assert list_revealed(parse("power_of_choice(losses='remembered')")).kept == ("its last training loss",)
