@@ -78,10 +78,9 @@ class Method:
             if role not in SINGLE:
                 _refuse_twins(role, getattr(self, role))
         _refuse_unknown_reports(self.reports)
-        if isinstance(self.select.asks, str):  # its letters would pass for names
-            raise EquipoiseError(
-                f"`{self.select.name}`: asks is a tuple of names. Write asks = ({self.select.asks!r},)."
-            )
+        asks: object = self.select.asks
+        if isinstance(asks, str):  # its letters would pass for names
+            raise EquipoiseError(f"`{self.select.name}`: asks is a tuple of names. Write asks = ({asks!r},).")
         written = f"`{_joined(self.calls)}`" if self.calls else "this method"
         given = {name for part in self.parts for name in part.gives}
         for part in self.parts:
