@@ -88,7 +88,9 @@ NOT_HERE = (
 COMBINING = (
     "They combine with `+` unless two set the same thing: `moon + fedheal`, `scaffold + qffl`, `fpl + f2dc_modules`. Where "
     'public code differs from a paper in a way that moves results, `variant="released"` follows the code; the default is the '
-    "paper's."
+    "paper's. `power_of_choice` and the methods that begin with `select` change who takes part, and nothing else but equal "
+    "weights where it says so: add them to any method, as in `fedheal + power_of_choice(candidates=6)`, with a participation "
+    "below 1."
 )
 
 

@@ -23,6 +23,7 @@ from pictures_of.features import (
     draw_moon,
 )
 from pictures_of.local_training import draw_ditto, draw_feddyn, draw_fedprox, draw_propfair, draw_scaffold
+from pictures_of.selections import draw_selection
 from pictures_of.server_rules import (
     draw_afl,
     draw_by_strength,
@@ -58,10 +59,15 @@ PICTURES: dict[str, Callable[[], plt.Figure]] = {
     "fpl": draw_fpl,
     "gifair": draw_by_strength("gifair", "strength", (0.0, 0.3, 0.6, 0.9)),
     "moon": draw_moon,
+    "power_of_choice": draw_selection("power_of_choice(candidates=4)"),
     "propfair": draw_propfair,
     "qffl": draw_by_strength("qffl", "q", (0.0, 0.2, 1.0, 5.0), ", lr=1.0"),
     "robust": draw_robust,
     "scaffold": draw_scaffold,
+    "select_by_hours": draw_selection("select_by_hours(opens=(0, 4, 8, 12, 16, 20), length=8)"),
+    "select_by_samples": draw_selection("select_by_samples"),
+    "select_in_turn": draw_selection("select_in_turn"),
+    "select_worst": draw_selection("select_worst(quota=0.5)"),
     "term": draw_by_strength("term", "t", (0.0, 0.5, 1.0, 3.0)),
 }
 

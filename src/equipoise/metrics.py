@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import bdtr, stdtr, stdtrit
 
+UNSEEN = "unseen"  # the split of the scores of clients that are held out of training: no figure over clients has them
 Values = Sequence[float] | NDArray[np.float64]  # one value per client; NaN: the client has none
 
 

@@ -1,4 +1,4 @@
-"""The eight roles that parts of a method play, as base classes.
+"""The nine roles that parts of a method play, as base classes.
 
 A part is a frozen dataclass that derives from one of them. Its parameters are its fields; it keeps nothing on itself,
 but is given its state and returns the next one. Besides what it computes, a part can declare things about itself by
@@ -21,8 +21,10 @@ from equipoise.types import (
     Merged,
     Model,
     Received,
+    Remembered,
     Reports,
     Round,
+    Selected,
     Sent,
     Shaped,
     Shared,
@@ -30,14 +32,16 @@ from equipoise.types import (
     Stepped,
     Tensors,
     Trained,
+    Turnout,
     Weighed,
 )
 
 # What happens to a tensor that is not shared. A private one never leaves the client. A personal one is uploaded in the
 # report `types.PERSONAL`, mixed by a `share` part, and sent back to each client as a row of its own.
 Mark = Literal["private", "personal"]
-# The phases of a client's work: once before its first round; before the training of a round; and that training itself.
-Phase = Literal["start", "probe", "train"]
+# The phases of a client's work: once before its first round; as a candidate, before it is known who takes part; before
+# the training of a round; and that training itself.
+Phase = Literal["start", "select", "probe", "train"]
 # Which model is scored: the shared tensors with the client's own ones ("own"), with the mean of all clients' own ones
 # ("mean") or of those of its domain ("domain"), or the shared tensors alone, where they make a model ("global").
 Scored = Literal["own", "mean", "domain", "global"]
@@ -123,6 +127,44 @@ class ClientPart(Part):
     def start(self, beginning: Beginning) -> list[Tensors]:
         """The state that this part keeps at each client before its first round: one dict of tensors per client."""
         return [{} for _ in beginning.clients]
+
+
+class Select(Part):
+    """Chooses who takes part in a round. How many do is a setting of the run."""
+
+    role = "select"
+    rank: ClassVar[int] = 2
+    """Which part is used when two methods are added: the one of higher rank. Two different parts of the same rank are
+    an error. 0 is the default (a uniform draw), 2 a rule that must not be replaced."""
+    reads_updates: ClassVar[bool] = False
+    """Whether `remember` uses `round.updates` or `round.reported`."""
+
+    fills_places: ClassVar[bool] = True
+    """Whether all available clients take part where there is a place for each of them."""
+
+    @property
+    def asks(self) -> tuple[str, ...]:
+        """The reports that candidates make on the current model before anyone is selected. Empty: nobody is asked."""
+        return ()
+
+    def check(self, places: int, clients: int) -> None:
+        """Raise an `EquipoiseError` if this part cannot choose `places` of `clients` clients. It is called once, before
+        the run."""
+
+    def find_candidates(self, turnout: Turnout, state: State) -> Sequence[int]:
+        """The clients that make the reports of `asks`: by default all that are available."""
+        return turnout.available
+
+    def __call__(self, turnout: Turnout, state: State) -> Selected:
+        """Who takes part: at least one and at most `turnout.places` of the clients in `turnout.available`.
+
+        A part that `asks` is not called where all available clients have a place: they all take part.
+        """
+        raise NotImplementedError
+
+    def remember(self, round: Round, state: State) -> Remembered:
+        """The part's next state after a round, from what its clients reported. By default it stays as it is."""
+        return state
 
 
 class Wrap(Part):
@@ -370,8 +412,10 @@ class Share(Part):
 
 
 # Role -> its base class, in the order in which a round meets the roles.
-SLOTS: dict[str, type[Part]] = {kind.role: kind for kind in (Wrap, Term, Report, Shape, Weigh, Merge, Step, Share)}
-SINGLE = ("weigh", "merge")  # roles with exactly one part; the others take any number, in a tuple
+SLOTS: dict[str, type[Part]] = {
+    kind.role: kind for kind in (Select, Wrap, Term, Report, Shape, Weigh, Merge, Step, Share)
+}
+SINGLE = ("select", "weigh", "merge")  # roles with exactly one part; the others take any number, in a tuple
 
 
 def is_at_least_as_specific(part: Part, hook: str, other: str) -> bool:

@@ -459,6 +459,19 @@ class Round:
         return float(value)
 
 
+@dataclass(frozen=True)
+class Turnout:
+    """What a `Select` part is given: who could take part in a round, before anyone does."""
+
+    available: Sequence[int]  # ids of the clients that can be asked, in ascending order
+    places: int  # how many clients can take part
+    samples: Mapping[int, float]  # training samples of each client
+    round: int  # counted from 0
+    setting: Setting  # facts that do not change during the run
+    candidates: tuple[int, ...] = ()  # ids of the c clients that made the reports of `Select.asks`
+    reports: Reports = field(default_factory=dict)  # [c, ...] each: these reports, in the order of `candidates`
+
+
 def _there(rows: Rows | None) -> Rows:
     if rows is None:
         raise EquipoiseError(
@@ -467,6 +480,16 @@ def _there(rows: Rows | None) -> Rows:
             "`reads_updates = True`."
         )
     return rows
+
+
+class Selected(NamedTuple):
+    """What a `Select` part returns."""
+
+    clients: Sequence[int]  # ids of those that take part, in any order
+    state: Remembered | None = None  # the part's next state; None: it stays as it is
+    why: Mapping[int, str] = {}  # client -> why it does not take part, in words, where a client has a reason of its own
+    others: str = "not drawn"  # why all others do not
+    values: Mapping[int, float] = {}  # client -> the value by which it was judged, such as its loss, for the records
 
 
 class Shaped(NamedTuple):

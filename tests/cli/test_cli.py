@@ -40,7 +40,7 @@ def test_run_prints_clients_domains_and_figures(tmp_path):
         assert word in done.stdout
     (folder,) = (tmp_path / "runs").iterdir()
     assert {p.name for p in folder.iterdir()} == {
-        "manifest.json", "records.parquet", "weights.parquet", "model.safetensors"
+        "manifest.json", "records.parquet", "weights.parquet", "selection.parquet", "model.safetensors"
     }  # fmt: skip
 
 

@@ -5,6 +5,7 @@ import shlex
 import tomllib
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[flower]'")
@@ -14,8 +15,10 @@ from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
 from equipoise import EquipoiseError
 from equipoise.cli import app
-from equipoise.flower import Plan
+from equipoise.flower import Plan, client_app, federate
 from equipoise.flower.deploy import write_app
+from kit import quiet
+from kit.flower import LoopGrid
 
 
 def init(*words):
@@ -42,6 +45,26 @@ def test_an_app_of_a_named_data_set(tmp_path):
     assert {"client", "server"} <= set(names)
     assert len(code.splitlines()) < 25
     assert not (tmp_path / "My App" / "federated" / "schema.json").exists()
+
+
+def test_an_app_that_selects_and_holds_out_does_what_a_simulation_does(tmp_path):
+    """The app's own configuration decides at the server and at the sites: no plan is handed to either."""
+    method = "fedheal + power_of_choice(candidates=2)"
+    words = ("--data", "gaussians", "--method", method, "--rounds", 3, "--participation", 0.5, "--no-guard")
+    done = init(tmp_path / "app", *words, "--hold-out", "client 1", "--site-state", "")
+    assert done.exit_code == 0, done.output
+    config = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert config["hold-out"] == "client 1"
+    plan = Plan.from_config(config)
+    grid = LoopGrid(client_app(), {k + 5: {"partition-id": k} for k in range(3)})
+    for context in grid.contexts.values():
+        context.run_config = config
+    flower = federate(grid, plan)
+    simulation = quiet(method, "gaussians", rounds=3, participation=0.5, hold_out="client 1", runner="inline")
+    torch.testing.assert_close(flower.server.theta, simulation.server.theta)
+    assert [r.clients for r in flower.rounds] == [r.clients for r in simulation.rounds]
+    assert set(flower.values(split="unseen")) == {"client 1"}
+    assert Plan.from_config({"hold-out": 2, "sites": 4}).hold_out == 2
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # of a library that Flower uses

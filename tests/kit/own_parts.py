@@ -14,6 +14,8 @@ from equipoise.method import (
     PerClient,
     Report,
     Round,
+    Select,
+    Selected,
     Sent,
     Share,
     State,
@@ -22,6 +24,7 @@ from equipoise.method import (
     Tensors,
     Term,
     Trained,
+    Turnout,
     Weighed,
     define_report,
 )
@@ -173,3 +176,14 @@ class SendsRow(Share):
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
         row = state.tensor("first", round.reported[0])
         return Sent({"row": row}, {"first": row})
+
+
+@dataclass(frozen=True)
+class WidestGap(Select):
+    """The clients with the largest gaps take part, for which all are asked in every round."""
+
+    asks = ("gap",)
+
+    def __call__(self, turnout: Turnout, state: State) -> Selected:
+        gaps = dict(zip(turnout.candidates, turnout.reports["gap"].tolist(), strict=True))
+        return Selected(sorted(gaps, key=gaps.__getitem__)[-turnout.places :], others="a smaller gap", values=gaps)

@@ -55,6 +55,10 @@ MORE = [
     "fdse + f2dc_modules",
     "f2dc_modules + fpl",
     "ditto + f2dc_modules",
+    "power_of_choice(losses='remembered')",
+    "fedheal + power_of_choice(candidates=4)",
+    "eagle(lag=0, lstar_epochs=4) + power_of_choice",
+    "fedbn + select_in_turn",
 ]
 
 

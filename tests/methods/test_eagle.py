@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from equipoise import EquipoiseError, Training, load_federation, parse
 from equipoise.engine.simulation import run
 from equipoise.local import draw_batches
-from equipoise.methods.eagle import gap_weights, is_flat
+from equipoise.methods.eagle import gap_weights
+from equipoise.parts.gaps import is_flat
 from equipoise.rounds.client import client_round
 from equipoise.rounds.server import begin_server, make_broadcast
 from equipoise.task import Task

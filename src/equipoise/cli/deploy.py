@@ -33,6 +33,12 @@ def init(
         int | None, typer.Option(help="how many sites there are [default: the data set's clients, or 3]")
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="federated rounds [default: the data's]")] = None,
+    participation: Annotated[
+        float | None, typer.Option(help="share of the sites in each round [default: the data's]")
+    ] = None,
+    hold_out: Annotated[
+        str, typer.Option(help="sites that never train and are only scored: how many, or names of sites or domains")
+    ] = "",
     seed: Annotated[int, typer.Option(help="seed of everything random")] = 0,
     model: Annotated[str | None, typer.Option(help="a model [default: the data's]")] = None,
     lr: Annotated[float | None, typer.Option(help="local learning rate [default: the data's]")] = None,
@@ -83,7 +89,8 @@ def init(
     if sites is None:
         sites = len(load_federation(data)) if data and not example else 3
     given = {
-        "method": method, "sites": sites, "seed": seed, "rounds": rounds, "model": model, "lr": lr, "epochs": epochs,
+        "method": method, "sites": sites, "participation": participation, "hold_out": hold_out or None,
+        "seed": seed, "rounds": rounds, "model": model, "lr": lr, "epochs": epochs,
         "round_timeout": round_timeout, "min_sites": min_sites, "too_few": too_few, "guard": guard, "protection": protection,
         "site_state": site_state, "data": "" if example else data,
     }  # fmt: skip

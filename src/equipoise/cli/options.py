@@ -192,6 +192,10 @@ class RunOptions:
     until_flat: Annotated[
         bool, typer.Option("--until-flat", help="end each run when it has converged; --rounds is then a limit")
     ] = False
+    hold_out: Annotated[
+        str,
+        typer.Option(help="clients that never train and are only scored: how many, or names of clients or domains"),
+    ] = ""
     out: Out = Path("runs")
 
     def check(self, mistakes: Mistakes) -> None:
@@ -219,6 +223,7 @@ class RunOptions:
             with_validation=self.validation,
             train_scores=self.train_scores,
             until_flat=self.until_flat,
+            hold_out=self.hold_out or 0,
             live=self.views,
             keep=self.kinds,
         )

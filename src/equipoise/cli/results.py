@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from rich.console import RenderableType
@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from equipoise.cli.screens import screen
-from equipoise.metrics import PLUS_MINUS, figures
+from equipoise.metrics import PLUS_MINUS, UNSEEN, figures
 from equipoise.runs.reading import Recorded
 from equipoise.study.comparison import Comparison
 from equipoise.study.report.figures import average_by_domain
@@ -32,9 +32,7 @@ def draw_run(run: Recorded) -> Table:
     samples = {client["name"]: client["train"] for client in data["clients"]}
     for domain in dict.fromkeys(run.domains):
         for name in (name for name, its in zip(run.clients, run.domains, strict=True) if its == domain):
-            cells = (_shown(last["accuracy"].get(name), 100, ".1f", " %"), _shown(last["loss"].get(name), 1, ".3f"))
-            more = (_shown(last["auc"].get(name), 1, ".3f"),) if area else ()
-            table.add_row(escape(domain), escape(name), str(samples[name]), *cells, *more)
+            table.add_row(escape(domain), escape(name), str(samples[name]), *_list_scores(last, name, area))
     table.add_section()
     accuracies = np.array([last["accuracy"].get(client, np.nan) for client in run.clients])
     over = [("clients", list(last["accuracy"].values()))]
@@ -42,6 +40,13 @@ def draw_run(run: Recorded) -> Table:
         over.append(("domains", list(average_by_domain(accuracies, run.domains).values())))
     for what, values in over:
         table.add_row(f"[bold]over {what}[/]", "", "", f"[bold]{_sum_up(values)}[/]", "")
+    if run.unseen:
+        table.add_section()
+        unseen = {metric: _find_last(run, metric, UNSEEN) for metric in ("accuracy", "loss", "auc")}
+        for domain, name in zip(run.unseen_domains, run.unseen, strict=True):
+            table.add_row(escape(domain), f"{escape(name)} (unseen)", "-", *_list_scores(unseen, name, area))
+        table.add_row("[bold]over unseen[/]", "", "", f"[bold]{_sum_up(unseen['accuracy'].values())}[/]", "")
+        table.add_section()
     for metric in run.metrics:
         if metric.startswith("accuracy of the "):
             means = average_by_domain(run.curve(metric)[1][-1], run.domains).values()
@@ -49,11 +54,18 @@ def draw_run(run: Recorded) -> Table:
     return table
 
 
-def _find_last(run: Recorded, metric: str) -> dict[str, float]:
+def _find_last(run: Recorded, metric: str, split: str = "test") -> dict[str, float]:
     """The last value of a metric for each client that has one."""
-    values = run.curve(metric)[1]
+    values = run.curve(metric, split)[1]
     found = values[-1].tolist() if len(values) else []
-    return {name: value for name, value in zip(run.clients, found, strict=False) if not np.isnan(value)}
+    names = run.unseen if split == UNSEEN else run.clients
+    return {name: value for name, value in zip(names, found, strict=False) if not np.isnan(value)}
+
+
+def _list_scores(last: Mapping[str, Mapping[str, float]], name: str, area: bool) -> list[str]:
+    """The cells of one client's last scores; with its AUC if `area`."""
+    cells = [_shown(last["accuracy"].get(name), 100, ".1f", " %"), _shown(last["loss"].get(name), 1, ".3f")]
+    return [*cells, _shown(last["auc"].get(name), 1, ".3f")] if area else cells
 
 
 def _shown(value: float | None, factor: float, form: str, unit: str = "") -> str:

@@ -176,6 +176,8 @@ def _prepare(
     data = None
     with mistakes.noted():
         data = load_or_look_up(source, mistakes)
+        if data is not None:
+            data.hold_out(options.hold_out)
     mistakes.refuse()
     assert data is not None
     return data, options.build_job(source, data, changes)
@@ -192,8 +194,10 @@ def _execute(experiment: Experiment, out: Path, workers: int | None) -> None:
     for dataset, data in experiment.data.items():
         mine = [job for job in jobs if job.dataset == dataset]
         counts = len({job.method for job in mine}), len({job.seed for job in mine})
-        domains = {client.domain for client in data.clients if client.domain}
-        held = f"{len(data)} clients, {len(domains)} domains" if domains else f"{len(data)} clients"
+        trained = data.hold_out(mine[0].hold_out)
+        domains = {client.domain for client in trained.clients if client.domain}
+        held = f"{len(trained)} clients, {len(domains)} domains" if domains else f"{len(trained)} clients"
+        held += f", {len(trained.unseen)} held out" if trained.unseen else ""
         screen.print(f"{held}, {counts[0]} methods x {counts[1]} seeds, {totals[jobs.index(mine[0])]} rounds each.")
     outcomes: list[Outcome] = []
     failures: list[Failure] = []
@@ -257,6 +261,9 @@ def _show_outcomes(experiment: Experiment, outcomes: Sequence[Outcome], out: Pat
             table = tabulate([(found.method, found.by_domain) for found in ordered])
             over = "domains" if any(client.domain for client in data.clients) else "clients"
             screen.print(draw_comparison(table, data.name, over))
+            if ordered[0].unseen:
+                held_out = tabulate([(found.method, found.unseen) for found in ordered])
+                screen.print(draw_comparison(held_out, f"{data.name} (unseen clients)", "these clients"))
     runs = [read(found.folder) for found in outcomes]
     shown = group_studies(runs)
     for study in shown:

@@ -128,4 +128,7 @@ def load_federation(text: str) -> Federation:
     is_own = entry.function is own  # records are passed on: they must not tell where a user's files are
     hidden = ("path", "schema") if is_own else ()
     arguments = ", ".join(f"{name}={value!r}" for name, value in call.arguments if name not in hidden)
-    return replace(data, arguments=arguments, dataset="" if is_own else entry.name)
+    seed = dict(call.arguments).get("seed", 0)
+    return replace(
+        data, arguments=arguments, dataset="" if is_own else entry.name, seed=seed if isinstance(seed, int) else 0
+    )

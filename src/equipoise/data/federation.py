@@ -18,10 +18,11 @@ from equipoise import seeds
 from equipoise.data import partitions
 from equipoise.data.remarks import remark_on_clients
 from equipoise.errors import EquipoiseError
-from equipoise.grammar import require
+from equipoise.grammar import did_you_mean, join_words, require
 from equipoise.training import Training
 
 Split = Literal["train", "validation", "test"]
+HoldOut = int | str | Sequence[str]  # how many clients never train; or names of clients or domains, or text with commas
 Arrays = tuple["Tensor | ArrayLike", "Tensor | ArrayLike"]  # samples [n, ...] and labels [n]
 NOTHING = torch.zeros(0, dtype=torch.long)
 WHOLE = (torch.int64, torch.int32, torch.int16)  # types of samples that may be tokens; bytes are taken for pictures
@@ -98,9 +99,11 @@ class Federation:
     is_elsewhere: bool = False  # the data are at the clients, and the pool only has their shape
     dataset: str = ""  # the library's name for these data; empty for a user's own
     arguments: str = ""  # of the data set, as the user wrote them: "alpha=0.1"
+    seed: int = 0  # of the data set
+    unseen: tuple[Client, ...] = ()  # clients that are held out: they never train, and are only scored
 
     def __post_init__(self) -> None:
-        twins = [name for name, count in Counter(c.name for c in self.clients).items() if count > 1]
+        twins = [name for name, count in Counter(c.name for c in (*self.clients, *self.unseen)).items() if count > 1]
         if twins:
             raise EquipoiseError(f"Client names must differ. Found `{twins[0]}` more than once.")
         if not self.clients:
@@ -175,6 +178,9 @@ class Federation:
         digest = hashlib.sha256(repr((self.classes, self.pool_digest)).encode())
         digest.update(repr([(client.name, client.domain, client.joins) for client in self.clients]).encode())
         digest.update(self.partition.encode())
+        if self.unseen:
+            held = [client.name for client in self.unseen]
+            digest.update(repr((held, partitions.hash_partition([find_scored(c) for c in self.unseen]))).encode())
         return digest.hexdigest()[:16]
 
     @cached_property
@@ -190,6 +196,51 @@ class Federation:
         """
         clients = tuple(_set_aside(client, share, seed) for client in self.clients)
         return replace(self, clients=clients, digest=self.pool_digest)
+
+    def hold_out(self, which: HoldOut) -> Federation:
+        """The same federation, in which some clients are `unseen`: they never train, and are only scored.
+
+        `which` is how many, drawn by the seed of the data set; or the names of clients or of whole domains, in a list or
+        separated by commas. A text that is a number is a number.
+
+        >>> from equipoise.data import load_federation
+        >>> held = load_federation("gaussians").hold_out("client 1")
+        >>> [client.name for client in held.clients], [client.name for client in held.unseen]
+        (['client 0', 'client 2'], ['client 1'])
+        """
+        if isinstance(which, str) and which.strip().isdecimal():
+            which = int(which)
+        names = self._draw_held_out(which) if isinstance(which, int) else _split_names(which)
+        if not names:
+            return self
+        held = {client.name for client in self.clients if {client.name, client.domain} & set(names)}
+        known = dict.fromkeys((*(client.name for client in self.clients), *self.domains))
+        for name in names:
+            if name not in known:
+                raise EquipoiseError(
+                    f"There is no client and no domain `{name}` to hold out.{did_you_mean(name, known)} There are "
+                    f"{join_words(list(known), 12)}."
+                )
+        if len(held) == len(self.clients):
+            raise EquipoiseError(
+                f"Nobody would be left to train: all {len(held)} clients are held out by {which!r}. Leave some of them in."
+            )
+        return replace(
+            self,
+            clients=tuple(client for client in self.clients if client.name not in held),
+            unseen=(*self.unseen, *(client for client in self.clients if client.name in held)),
+            digest=self.pool_digest,
+        )
+
+    def _draw_held_out(self, count: int) -> list[str]:
+        """The names of `count` clients, drawn by the seed of the data set."""
+        if isinstance(count, bool) or not 0 <= count < len(self.clients):
+            raise EquipoiseError(
+                f"hold_out must be from 0 to {len(self.clients) - 1}, so that somebody of the {len(self.clients)} clients "
+                f"is left to train. Found {count!r}."
+            )
+        order = seeds.permutation(len(self.clients), self.seed, "held out").tolist()
+        return [self.clients[k].name for k in order[:count]]
 
     def pooled(self) -> Federation:
         """The same data at one client that holds all of them: what the reference method `centralised` trains on."""
@@ -252,6 +303,20 @@ class Federation:
         labels, tests = {c.name: y[c.train] for c in clients}, {c.name: len(c.test) for c in clients}
         notes = remark_on_clients(labels, tests, class_names, where={})
         return cls(name, x, y, tuple(clients), class_names, protocol or Protocol(), notes=tuple(notes))
+
+
+def find_scored(client: Client) -> Tensor:
+    """The positions of the samples on which a client that never trains is scored: its test data or, without any, all
+    that it would have trained on."""
+    return client.test if len(client.test) else client.train
+
+
+def _split_names(which: str | Sequence[str]) -> list[str]:
+    """The names in a list, or in a text that separates them by commas."""
+    names = which.split(",") if isinstance(which, str) else which
+    if not all(isinstance(name, str) for name in names):
+        raise EquipoiseError(f"hold_out must be a number of clients, or names of clients or domains. Found {which!r}.")
+    return [name.strip() for name in names if name.strip()]
 
 
 def divide_clients(

@@ -45,6 +45,7 @@ def describe_site(data: Federation, client: Client, training: Training, number: 
         "data": data.name if number >= 0 else "own data",
         "notes": list(data.notes),
         "schema": data.schema,
+        "seed": data.seed,
     }
 
 
@@ -125,4 +126,5 @@ def build_stand_in(sites: Sequence[About]) -> Federation:
         digest=hashlib.sha256(json.dumps(list(sites), sort_keys=True).encode()).hexdigest(),
         is_elsewhere=True,
         schema=first["schema"],  # type: ignore[arg-type]
+        seed=int(str(first.get("seed", 0))),
     )

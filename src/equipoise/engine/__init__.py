@@ -3,8 +3,8 @@
 from equipoise.engine.checkpoints import Checkpoints
 from equipoise.engine.checks import Checks
 from equipoise.engine.guard import Guard
-from equipoise.engine.result import Rejection, RoundRecord, Run
+from equipoise.engine.result import Rejection, RoundRecord, Run, Selection
 from equipoise.engine.settings import Settings
 from equipoise.engine.simulation import run
 
-__all__ = ["Checkpoints", "Checks", "Guard", "Rejection", "RoundRecord", "Run", "Settings", "run"]
+__all__ = ["Checkpoints", "Checks", "Guard", "Rejection", "RoundRecord", "Run", "Selection", "Settings", "run"]

@@ -33,7 +33,7 @@ from equipoise.engine.folders import (
     seal,
     verify,
 )
-from equipoise.engine.result import Rejection, RoundRecord
+from equipoise.engine.result import Rejection, RoundRecord, Selection
 from equipoise.engine.states import ClientStates
 from equipoise.grammar import require
 from equipoise.rounds.evaluation import Score
@@ -203,6 +203,17 @@ def _rebuild_record(one: Mapping[str, Any]) -> RoundRecord:
         one["seconds"],
         tuple(Rejection(**rejection) for rejection in one["rejected"]),
         tuple(one["warnings"]),
+        _rebuild_selection(one.get("selection", {})),
+    )
+
+
+def _rebuild_selection(one: Mapping[str, Any]) -> Selection:
+    """What a record tells of a selection; nothing, if an earlier version wrote it. JSON knows no numbers as keys."""
+    by_client = {
+        name: {int(client): value for client, value in one.get(name, {}).items()} for name in ("why", "values")
+    }
+    return Selection(
+        tuple(one.get("asked", ())), tuple(one.get("candidates", ())), others=one.get("others", ""), **by_client
     )
 
 

@@ -81,7 +81,7 @@ class Expected:
     round: int  # counted from 0
     clients: frozenset[int]  # that were asked
     reports: Mapping[str, tuple[int | None, ...]]  # the shape of one client's value; None is any size
-    layout: Layout | None  # of the update; None in a probe, which asks for none
+    layout: Layout | None  # of the update; None before training, when none is asked for
     buffers: Tensors  # the server's own, for their names, shapes and types
     dtype: torch.dtype  # of the model
     samples: Mapping[int, float]  # numbers of samples that clients gave before
@@ -97,7 +97,7 @@ def expect(
 ) -> Expected:
     """What these clients are to send in this phase of the server's current round."""
     sizes = {"G": task.layout.size, "C": task.classes, "P": task.personal.size}
-    asked = [name for report in method.reports if phase in report.phases for name in report.gives]
+    asked = [name for report in method.list_reports(phase) for name in report.gives]
     trains = phase == "train"
     return Expected(
         round=server.memory.round,

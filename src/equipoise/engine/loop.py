@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -15,24 +16,23 @@ from pathlib import Path
 
 import torch
 
-from equipoise import seeds
 from equipoise.convergence import EVALUATIONS, STRETCHES
 from equipoise.engine import checkpoints
 from equipoise.engine.checkpoints import Checkpoints, Snapshot, hash_model
-from equipoise.engine.checks import Checks, Expected, Refusal, count_declared_samples, expect
+from equipoise.engine.checks import Refusal
 from equipoise.engine.desk import Desk
 from equipoise.engine.folders import lock_folder
-from equipoise.engine.guard import Guard, cap_weights, clip_replies
-from equipoise.engine.result import Rejection, RoundRecord, Run, judge_records
-from equipoise.engine.runners import Errand
+from equipoise.engine.judge import Judge
+from equipoise.engine.result import Rejection, RoundRecord, Run, Selection, judge_records
+from equipoise.engine.selection import choose_clients
 from equipoise.engine.settings import Settings
 from equipoise.engine.states import ClientStates
 from equipoise.method import Method
 from equipoise.roles import Phase
 from equipoise.rounds.evaluation import Score, name_scored_model
-from equipoise.rounds.server import Aggregated, begin_server, make_broadcast, server_probe, server_round
+from equipoise.rounds.server import Aggregated, begin_server, server_probe, server_round
 from equipoise.task import Task
-from equipoise.types import ClientState, EquipoiseError, Replies, Server, Setting
+from equipoise.types import ClientState, EquipoiseError, Replies, Server
 
 LOOK_EVERY = 10  # rounds between two looks at whether a run has converged
 
@@ -177,11 +177,18 @@ class _Loop:
         clock = time.perf_counter()
         r, settings = self.server.memory.round, self.settings
         present, away = self.desk.find_present(self.begun.task.federation.available(r))
-        clients = seeds.draw_participants(present, settings.cohort, settings.seed, r)
-        done = play_round(self.judge, self.desk, self.server, self.states, clients, settings.seed)
+        chosen = choose_clients(
+            self.judge, self.desk, self.server, self.states, present, settings.cohort, settings.seed
+        )
+        known = ChainMap(dict(chosen.started), self.states)
+        done = play_round(self.judge, self.desk, chosen.server, known, chosen.clients, settings.seed, chosen.refused)
         refuse_infinite(done.server, settings.method, r)
         rejected = [*away, *(Rejection(self.judge.name_of(one.client), one.why) for one in done.refused)]
-        news = [*done.notes, *(f"{one.client} was left out: in round {r + 1} {one.why}" for one in rejected)]
+        news = [
+            *chosen.notes,
+            *done.notes,
+            *(f"{one.client} was left out: in round {r + 1} {one.why}" for one in rejected),
+        ]
         self.failed = 0 if done.result is not None else self.failed + 1
         self.refused = tuple(rejected)
         if done.result is None and settings.checks.too_few == "repeat":
@@ -190,14 +197,14 @@ class _Loop:
         self.desk.count(done.clients, r)  # before scoring: clients score with their state after this round
         scores: Sequence[Score] = ()
         if r == settings.rounds - 1 or (r + 1) % settings.eval_every == 0:
-            scores, unscored = self.desk.score(done.server, done.kept, self.states)
+            scores, unscored = self.desk.score(done.server, done.kept, known)
             rejected += [replace(one, why=f"its evaluation: {one.why}") for one in unscored]
             if any(score.metric == "loss" and not math.isfinite(score.value) for score in scores):
                 raise _diverged(settings.method, r)
         seconds = time.perf_counter() - clock
-        record = _record(r + 1, done, scores, seconds, rejected, self.say(news))
+        record = _record(r + 1, done, scores, seconds, rejected, self.say(news), chosen.selection)
         self.records.append(record)
-        self.states.update(done.kept)
+        self.states.update({**chosen.started, **done.kept})
         self.server = done.server  # last: only then is the round over
         return record
 
@@ -224,43 +231,6 @@ class _Loop:
 
 
 # --------------------------------------------------------------------------- one round
-@dataclass(frozen=True)
-class Judge:
-    """What decides which answers of a run count, and what the server believes of them."""
-
-    method: Method  # as the server runs it: with the guard's caps
-    task: Task
-    setting: Setting  # facts that do not change during the run
-    checks: Checks
-    guard: Guard | None
-    samples: Mapping[int, float]  # how many training samples each client has
-
-    @classmethod
-    def of(cls, run: Run) -> Judge:
-        """The judge of a run, with the checks and the guard of its settings."""
-        settings, task = run.settings, run.task
-        method = settings.method if settings.guard is None else cap_weights(settings.method, settings.guard)
-        setting = task.setting(settings.rounds, settings.seed)
-        checks = (
-            settings.checks if settings.guard is None else replace(settings.checks, norm=None)
-        )  # it shortens instead
-        return cls(method, task, setting, checks, settings.guard, count_declared_samples(task))
-
-    def expect(self, server: Server, clients: Sequence[int], phase: Phase) -> Expected:
-        """What these clients are to send in this phase."""
-        return expect(self.method, self.task, server, clients, phase, self.samples)
-
-    def believe(self, server: Server, replies: Replies) -> tuple[Server, Replies, tuple[str, ...]]:
-        """Let the guard, if there is one, clip what was sent: the server, which remembers them, the replies, and what was
-        clipped."""
-        return (server, replies, ()) if self.guard is None else clip_replies(self.guard, server, replies)
-
-    def name_of(self, client: int) -> str:
-        """The name of the client with this number."""
-        clients = self.task.federation.clients
-        return clients[client].name if 0 <= client < len(clients) else f"client {client}"
-
-
 @dataclass(frozen=True, eq=False)
 class Done:
     """The outcome of one round."""
@@ -280,22 +250,24 @@ def play_round(
     states: Mapping[int, ClientState],
     clients: Sequence[int],
     seed: int,
+    refused_before: Sequence[Refusal] = (),
 ) -> Done:
     """Do all phases of one round: start (for clients not seen before), probe (if the method asks for it), train.
+
+    `refused_before` are answers of candidates that did not count, before the round's clients were selected.
 
     The round counts as a whole or not at all: the server that comes out is the next one or, with too few valid answers,
     the one that went in (with its round counted, where such rounds are skipped).
     """
     method, checks, setting = judge.method, judge.checks, judge.setting
-    rounds, quorum = setting.rounds or 0, checks.find_quorum(len(clients))
-    refused: list[Refusal] = []
+    quorum = checks.find_quorum(len(clients))
+    refused = list(refused_before)
     notes: list[str] = []
     before, asked = server, list(clients)
     mine = {c: states[c] for c in clients if c in states}
 
     def ask(phase: Phase, some: Sequence[int]) -> tuple[Replies | None, Mapping[int, ClientState]]:
-        errand = Errand(some, make_broadcast(before, rounds), mine, seed, phase)
-        heard = desk.ask(errand, judge.expect(before, some, phase), checks)
+        heard = judge.ask(desk, before, mine, some, seed, phase)
         refused.extend(heard.refused)
         return heard.replies, heard.kept
 
@@ -346,6 +318,7 @@ def _record(
     seconds: float,
     rejected: Sequence[Rejection],
     news: Sequence[str],
+    selection: Selection,
 ) -> RoundRecord:
     """The record of a round."""
     weights: tuple[float, ...] = ()
@@ -353,7 +326,9 @@ def _record(
     if done.result is not None:
         weights = tuple(done.result.weights.double().tolist())
         figures = {name: tuple(value.double().reshape(-1).tolist()) for name, value in done.result.figures.items()}
-    return RoundRecord(number, done.clients, weights, figures, tuple(scores), seconds, tuple(rejected), tuple(news))
+    return RoundRecord(
+        number, done.clients, weights, figures, tuple(scores), seconds, tuple(rejected), tuple(news), selection
+    )
 
 
 def refuse_infinite(server: Server, method: Method, r: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from equipoise.convergence import Convergence, judge_convergence
@@ -25,6 +25,17 @@ class Rejection:
 
 
 @dataclass(frozen=True)
+class Selection:
+    """Who was asked to take part in a round, and why the others were not."""
+
+    asked: tuple[int, ...] = ()  # numbers of the clients that were asked to train
+    candidates: tuple[int, ...] = ()  # of those that reported before it was known who takes part
+    why: Mapping[int, str] = field(default_factory=dict)  # client -> why it was not asked, where it has its own reason
+    others: str = ""  # why all others that were there were not asked; empty: there are no others
+    values: Mapping[int, float] = field(default_factory=dict)  # client -> what it was judged by, such as its loss
+
+
+@dataclass(frozen=True)
 class RoundRecord:
     """What is known after one round."""
 
@@ -36,6 +47,7 @@ class RoundRecord:
     seconds: float  # that the round took
     rejected: tuple[Rejection, ...] = ()  # answers that did not count, and why
     warnings: tuple[str, ...] = ()  # kinds of warnings that came up in this round for the first time
+    selection: Selection = field(default_factory=Selection)  # who was asked, and why the others were not
 
     def find_worst_and_average(self) -> tuple[float, float] | None:
         """The worst client's and the mean test accuracy; None if the round was not evaluated."""

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from equipoise.data import Federation, load_federation
+from equipoise.data.federation import Client, HoldOut, find_scored
 from equipoise.engine.checks import SIMULATION_CHECKS, Checks
 from equipoise.engine.guard import Guard
 from equipoise.engine.runners import RunnerName
@@ -72,10 +73,11 @@ class Settings:
         limits: Mapping[str, object] | None = None,
         train_scores: bool = True,
         until_flat: bool = False,
+        hold_out: HoldOut = 0,
     ) -> Settings:
         """The settings of a run. What is not given comes from the federation's protocol, or from the parameters that a
         method has for a data set of the library."""
-        data = load_federation(federation) if isinstance(federation, str) else federation
+        data = (load_federation(federation) if isinstance(federation, str) else federation).hold_out(hold_out)
         chosen = adapt_to_data(parse(method) if isinstance(method, str) else method, data.dataset)
         if chosen.validates and not data.is_elsewhere:  # real sites set validation data aside themselves
             data = data.with_validation()
@@ -100,11 +102,16 @@ class Settings:
             threads=threads,
             checks=checks,
             guard=guard,
-            notes=(*_note_overruled(chosen, training), *_note_dropped(protocol.training, training)),
+            notes=(
+                *_note_overruled(chosen, training),
+                *_note_dropped(protocol.training, training),
+                *_note_idle(chosen, share),
+            ),
             limits=limits,
             train_scores=train_scores,
             until_flat=until_flat,
         )
+        chosen.select.check(found.cohort, len(data))
         require(
             checks.quorum is None or checks.quorum <= found.cohort,
             "quorum",
@@ -158,6 +165,7 @@ class Settings:
                 "partition": data.partition,
                 "protocol": data.protocol.name,
                 "clients": clients,
+                **({"unseen": [_describe_unseen(c) for c in data.unseen]} if data.unseen else {}),
                 "classes": list(data.classes),
                 "notes": list(data.notes),
                 "sample": {"shape": list(data.x.shape[1:]), "dtype": str(data.x.dtype).removeprefix("torch.")},
@@ -196,6 +204,11 @@ class Settings:
         return "-".join(re.sub(r"[^A-Za-z0-9.]+", "_", part).strip("_.")[:60] for part in parts)
 
 
+def _describe_unseen(client: Client) -> dict[str, object]:
+    """What the manifest tells of a client that is held out."""
+    return {"name": client.name, "domain": client.domain, "scored": len(find_scored(client))}
+
+
 def check_option(name: str, value: object) -> None:
     """Refuse a value that no run can have for this option."""
     match name, value:
@@ -228,6 +241,14 @@ def _note_overruled(method: Method, training: Training | None) -> tuple[str, ...
         return ()
     changed = [f"{name}={value!r}" for name, value in method.training if getattr(training, name) != value]
     return (f"{method}: trains with {', '.join(changed)}, whatever the run says.",) if changed else ()
+
+
+def _note_idle(method: Method, participation: float) -> tuple[str, ...]:
+    """A note on a selection that has nothing to choose."""
+    select = method.select
+    if select.rank == 0 or participation < 1 or not select.fills_places or method.is_pooled:
+        return ()
+    return (f"{select.name}: all clients take part in every round. Set a participation below 1 to select some.",)
 
 
 def _note_dropped(usual: Training, training: Training | None) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from equipoise.data import Federation
+from equipoise.data.federation import HoldOut
 from equipoise.engine.checkpoints import Checkpoints
 from equipoise.engine.checks import SIMULATION_CHECKS, Checks
 from equipoise.engine.desk import SimulatedDesk
@@ -39,6 +40,7 @@ def run(
     guard: Guard | None = None,
     train_scores: bool = True,
     until_flat: bool = False,
+    hold_out: HoldOut = 0,
     checkpoint: Checkpoints | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
 ) -> Run:
@@ -63,6 +65,7 @@ def run(
         guard: limits what a client can gain by reporting a false loss.
         train_scores: whether the training data are scored, too, whenever the model is evaluated.
         until_flat: end the run when it has converged, by the rule of `docs/convergence.md`; `rounds` is then a limit.
+        hold_out: clients that never train and are only scored: how many, or names of clients or domains.
         checkpoint: where checkpoints go, from which an interrupted run can go on: see `docs/reliability.md`.
         on_round: called with the record of every round, also of rounds before the checkpoint from which a run goes on.
 
@@ -73,7 +76,7 @@ def run(
     settings = Settings.of(
         method, federation, model=model, rounds=rounds, seed=seed, participation=participation, training=training,
         buffers=buffers, runner=runner, device=device, eval_every=eval_every, threads=threads, checks=checks, guard=guard,
-        train_scores=train_scores, until_flat=until_flat,
+        train_scores=train_scores, until_flat=until_flat, hold_out=hold_out,
     )  # fmt: skip
     tell = None if on_round is None else lambda record, _: on_round(record)
     return simulate(prepare_simulation(settings), checkpoint=checkpoint, on_round=tell, on_earlier=on_round)

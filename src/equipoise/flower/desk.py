@@ -27,6 +27,7 @@ from equipoise.errors import EquipoiseError
 from equipoise.flower import wire
 from equipoise.flower.plan import Plan
 from equipoise.grammar import join_words
+from equipoise.metrics import UNSEEN
 from equipoise.rounds.evaluation import SCORED, Score
 from equipoise.rounds.server import make_broadcast
 from equipoise.runs.reading import AWAY, LATE
@@ -44,6 +45,7 @@ class FlowerDesk:
     plan: Plan
     layout: Layout = Layout((), ())  # of the model's parameters; set once the model is built
     names: list[str] = field(default_factory=list)  # of the sites, in the order of their numbers
+    unseen: int = 0  # how many of them, the last ones, are held out: they never train, and are only scored
     about: dict[str, About] = field(default_factory=dict)  # what each site said of itself
     nodes: dict[str, int] = field(default_factory=dict)  # the node id of each site
     refused: dict[int, Rejection] = field(default_factory=dict)  # nodes that cannot take part, and are not asked again
@@ -102,6 +104,14 @@ class FlowerDesk:
         self.names = sorted(self.about, key=lambda name: numbers[name] if dealt else order_by_number(name))
         return build_stand_in([self.about[name] for name in self.names])
 
+    def seat_again(self, federation: Federation) -> None:
+        """Number the sites as the run does: first those that train, then those that are held out."""
+        self.names = [client.name for client in (*federation.clients, *federation.unseen)]
+        self.unseen = len(federation.unseen)
+
+    def _is_unseen(self, number: int) -> bool:
+        return number >= len(self.names) - self.unseen
+
     # ------------------------------------------------------------------ what the loop over rounds calls
     def open(self, name: str, records: Sequence[RoundRecord]) -> str:
         """Begin a run under a random name, or go on with the run `name` after these rounds. Returns the name."""
@@ -144,7 +154,9 @@ class FlowerDesk:
             update = wire.unpack_arrays(content, "update") if trains else None
             return Answer(client, errand.broadcast.round, reports, update, buffers)
 
-        answers, refused = self._send("train" if trains else "train.probe", errand.clients, errand.broadcast, read)
+        answers, refused = self._send(
+            "train" if trains else f"train.{errand.phase}", errand.clients, errand.broadcast, read
+        )
         replies, more = admit(answers, expected, checks)
         return Heard(replies, {}, [*refused, *(one._replace(why=f"{one.why}.") for one in more)])
 
@@ -155,7 +167,7 @@ class FlowerDesk:
 
         A site that did not answer its last message is left out: the server would only wait for it once more.
         """
-        held = {k: {split: int(str(self.about[name][split])) for split in SCORED} for k, name in enumerate(self.names)}
+        held = {k: self._count_scored(k) for k in range(len(self.names))}
         tested = [
             k
             for k in self._connected(range(len(self.names)))
@@ -178,6 +190,12 @@ class FlowerDesk:
         found, refused = self._send("evaluate", tested, make_broadcast(server, 0), read, server.evaluated)
         scores = [score for site in found for score in site]
         return scores, [Rejection(self.names[one.client], one.why) for one in refused]
+
+    def _count_scored(self, number: int) -> dict[str, int]:
+        """How many samples of each split a site scores. One that is held out scores its test data, or without any its
+        training data."""
+        counts: dict[str, int] = {split: int(str(self.about[self.names[number]][split])) for split in SCORED}
+        return {UNSEEN: counts["test"] or counts["train"]} if self._is_unseen(number) else counts
 
     # ------------------------------------------------------------------ messages
     def _greet(self) -> list[Rejection]:
@@ -230,6 +248,7 @@ class FlowerDesk:
         contents = {}
         for node, k in node_of.items():
             facts = {"round": broadcast.round, "rounds": broadcast.rounds, "number": k, "sites": len(self.names)}
+            facts["unseen"] = self._is_unseen(k)
             said = ConfigRecord({**facts, "run": self.run, "counted": self.counted.get(k, -1)})
             contents[node] = RecordDict({wire.FACTS: said, **wire.pack(broadcast, self.layout, k, evaluated)})
         answers, silent = self._exchange(kind, contents)

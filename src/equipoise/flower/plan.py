@@ -14,7 +14,7 @@ from equipoise.method import Method
 from equipoise.method.privacy import Protection, refuse_unprotected
 from equipoise.method.registry import adapt_to_data
 from equipoise.methods import parse
-from equipoise.rounds.evaluation import list_models_at_home
+from equipoise.rounds.evaluation import choose_model_for_unseen, list_models_at_home
 from equipoise.task import BufferPolicy, ModelSource, Task
 from equipoise.training import Training, check_training_changes
 
@@ -50,6 +50,7 @@ class Plan:
     site_state: str = ""  # folder where each site keeps its state for a restart of its SuperNode; empty: none
     resume: bool = False  # go on with the same run where it stopped
     out: str = "runs"  # folder where the server stores the run
+    hold_out: int | str = 0  # sites that never train and are only scored: how many, or names of sites or domains
 
     def __post_init__(self) -> None:
         require(self.sites >= 1, "sites", "at least 1", self.sites)
@@ -108,6 +109,11 @@ class Plan:
 
     def refuse_averaged_models(self, task: Task) -> None:
         """Refuse a method whose scored model needs tensors of several sites: each site scores by itself."""
+        if task.federation.unseen and choose_model_for_unseen(self.chosen, task) != "global":
+            raise EquipoiseError(
+                f"`{self.chosen}` has no global model, by which sites that are held out could be scored: tensors stay at "
+                "the sites that train. Leave hold_out out, or run it as a simulation."
+            )
         if not list_models_at_home(self.chosen, task):
             raise EquipoiseError(
                 f"`{self.chosen}` scores a model averaged over tensors that never leave their sites. Let it score the "

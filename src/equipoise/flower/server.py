@@ -110,6 +110,7 @@ def federate(
     begun = begin_run(settle(plan, desk, on_note), "flower")
     plan.refuse_averaged_models(begun.task)
     desk.layout = begun.task.layout
+    desk.seat_again(begun.settings.federation)
     recorder = None if out is None else Recorder(begun, out)
 
     def tell(record: RoundRecord, _: Server) -> None:
@@ -156,6 +157,7 @@ def settle(plan: Plan, desk: FlowerDesk, on_note: Callable[[str], None] | None =
         participation=plan.participation,
         buffers=plan.buffers,
         eval_every=plan.eval_every,
+        hold_out=plan.hold_out,
         checks=asked,
         guard=DEPLOYMENT_GUARD if plan.guard else None,
         limits={"round_timeout": plan.round_timeout, "start_timeout": plan.start_timeout, "min_sites": plan.min_sites},

@@ -20,7 +20,7 @@ from equipoise.flower import wire
 from equipoise.flower.plan import Plan
 from equipoise.roles import Phase
 from equipoise.rounds.client import client_round
-from equipoise.rounds.evaluation import SCORED, evaluate, list_models_at_home
+from equipoise.rounds.evaluation import SCORED, evaluate, evaluate_unseen, list_models_at_home
 from equipoise.rounds.server import make_broadcast
 from equipoise.task import Task
 from equipoise.types import ClientState, EquipoiseError
@@ -65,6 +65,7 @@ def client_app(
         return handle
 
     app.query("hello")(answering(_hello))
+    app.train("select")(answering(functools.partial(_take_part, "select")))
     app.train("probe")(answering(functools.partial(_take_part, "probe")))
     app.train()(answering(functools.partial(_take_part, "train")))
     app.evaluate()(answering(_score))
@@ -151,13 +152,19 @@ def _take_part(phase: Phase, plan: Plan, site: Site, message: Message, context: 
 
 
 def _score(plan: Plan, site: Site, message: Message, context: Context) -> Records:
-    """Score the received model on the site's own test and training data, and on its validation data if it has some."""
+    """Score the received model on the site's own test and training data, and on its validation data if it has some.
+
+    A site that is held out of training scores the global model, on its test data.
+    """
     task, federation, number = _task(plan, site, message)
     server = wire.unpack(message.content, task.layout, number)
     state = _kept(plan, site, wire.read_facts(message.content), context)
     states = {} if state is None else {number: state}
-    models = list_models_at_home(plan.chosen, task)
-    scores = evaluate(plan.chosen, task, server, states, federation, SCORED, models, [number])
+    if wire.read_facts(message.content).get("unseen"):
+        scores = evaluate_unseen(plan.chosen, task, server, {}, federation, [site.client])
+    else:
+        models = list_models_at_home(plan.chosen, task)
+        scores = evaluate(plan.chosen, task, server, states, federation, SCORED, models, [number])
     by_split: dict[str, dict[str, float]] = {}
     for score in scores:
         by_split.setdefault(score.split, {})[score.metric] = score.value

@@ -7,7 +7,22 @@ Building blocks that the library's own methods share are in `equipoise.parts`; f
 from equipoise.grammar import Value, require
 from equipoise.method.registry import METHODS, register
 from equipoise.method.value import ROLES, Method
-from equipoise.roles import Beginning, Mark, Merge, Part, Phase, Report, Scored, Shape, Share, Step, Term, Weigh, Wrap
+from equipoise.roles import (
+    Beginning,
+    Mark,
+    Merge,
+    Part,
+    Phase,
+    Report,
+    Scored,
+    Select,
+    Shape,
+    Share,
+    Step,
+    Term,
+    Weigh,
+    Wrap,
+)
 from equipoise.types import (
     PERSONAL,
     PERSONAL_LOGITS,
@@ -29,6 +44,7 @@ from equipoise.types import (
     Reports,
     Round,
     Samples,
+    Selected,
     Sent,
     Setting,
     Shaped,
@@ -37,6 +53,7 @@ from equipoise.types import (
     Stepped,
     Tensors,
     Trained,
+    Turnout,
     Weighed,
     define_report,
 )
@@ -73,6 +90,8 @@ __all__ = [
     "Round",
     "Samples",
     "Scored",
+    "Select",
+    "Selected",
     "Sent",
     "Setting",
     "Shape",
@@ -85,6 +104,7 @@ __all__ = [
     "Tensors",
     "Term",
     "Trained",
+    "Turnout",
     "Updates",
     "Value",
     "Weigh",

@@ -1,4 +1,4 @@
-"""`Method`: a value made of parts for eight roles. `+` combines two methods."""
+"""`Method`: a value made of parts for nine roles. `+` combines two methods."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ from typing import TypeVar
 from equipoise.grammar import Call, Value
 from equipoise.parts.merges import WeightedSum
 from equipoise.parts.reports import SampleCount
+from equipoise.parts.selections import UniformDraw
 from equipoise.parts.weights import BySamples
 from equipoise.roles import (
     SINGLE,
     SLOTS,
     Merge,
     Part,
+    Phase,
     Report,
+    Select,
     Shape,
     Share,
     Step,
@@ -26,9 +29,9 @@ from equipoise.roles import (
 from equipoise.types import REPORTS, EquipoiseError
 
 Kind = TypeVar("Kind", bound=Part)
-Single = TypeVar("Single", Weigh, Merge)
+Single = TypeVar("Single", Select, Weigh, Merge)
 
-ROLES = tuple(SLOTS)  # the names of the eight roles, in the order in which a round meets them
+ROLES = tuple(SLOTS)  # the names of the nine roles, in the order in which a round meets them
 # What a part may need -> what it is and where to find it, for the error of a method that lacks it.
 SOURCES = {
     "mask": "a consistency mask: add `fedheal`, whose masks it belongs to",
@@ -41,13 +44,14 @@ FROM_OUTSIDE = frozenset({"feature map", "validation"})  # needs that the model 
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
-    """A federated learning method: the parts for each of the eight roles. What is not given is FedAvg's.
+    """A federated learning method: the parts for each of the nine roles. What is not given is FedAvg's.
 
     >>> from equipoise.methods import fedavg, fedheal
     >>> str(fedavg() + fedheal(tau=0.3))
     'fedavg + fedheal(tau=0.3)'
     """
 
+    select: Select = UniformDraw()  # chooses who takes part in a round
     wrap: tuple[Wrap, ...] = ()  # change the model, and say which of its tensors are not shared
     terms: tuple[Term, ...] = ()  # change the local objective
     reports: tuple[Report, ...] = (SampleCount(),)  # what clients send besides their updates
@@ -74,10 +78,13 @@ class Method:
             if role not in SINGLE:
                 _refuse_twins(role, getattr(self, role))
         _refuse_unknown_reports(self.reports)
+        asks: object = self.select.asks
+        if isinstance(asks, str):  # its letters would pass for names
+            raise EquipoiseError(f"`{self.select.name}`: asks is a tuple of names. Write asks = ({asks!r},).")
         written = f"`{_joined(self.calls)}`" if self.calls else "this method"
         given = {name for part in self.parts for name in part.gives}
         for part in self.parts:
-            for need in part.needs:
+            for need in (*part.needs, *(part.asks if isinstance(part, Select) else ())):
                 if need not in given and need not in FROM_OUTSIDE:
                     kind = f"the report `{need}`" if need in REPORTS else f"`{need}`"
                     source = SOURCES.get(
@@ -101,6 +108,7 @@ class Method:
     def parts(self) -> tuple[Part, ...]:
         """All parts, in the order in which a round meets them."""
         return (
+            self.select,
             *self.wrap,
             *self.terms,
             *self.reports,
@@ -121,6 +129,22 @@ class Method:
     def probes(self) -> bool:
         """Whether clients report on the received model in a probe before they train."""
         return any("probe" in report.phases for report in self.reports)
+
+    def list_reports(self, phase: Phase) -> tuple[Report, ...]:
+        """The reports that clients make in this phase.
+
+        Candidates make those that the selection asks for. Where no part needs such a report after training, too, it is
+        not made again.
+        """
+        asked = set(self.select.asks)
+        if phase == "select":
+            return tuple(report for report in self.reports if asked & set(report.gives))
+        needed = {need for part in self.parts for need in part.needs}
+        return tuple(
+            report
+            for report in self.reports
+            if phase in report.phases and not (asked and set(report.gives) <= asked - needed)
+        )
 
     @property
     def streams(self) -> bool:
@@ -145,9 +169,11 @@ class Method:
     def __add__(self, other: Method) -> Method:
         """Combine two methods: join their parts in order, role by role.
 
-        Of two weightings or merges, the one of higher rank is used; two different ones of the same rank are an error.
+        Of two selections, weightings or merges, the one of higher rank is used; two different ones of the same rank are
+        an error.
         """
         both = Method(
+            select=_explicit(self.select, other.select, self, other),
             wrap=_union(self.wrap, other.wrap),
             terms=_union(self.terms, other.terms),
             reports=_union(self.reports, other.reports),
@@ -185,6 +211,7 @@ def reason_for_rows(method: Method) -> str | None:
         return f"`{method.weigh.name}` finds the weights at the server, from each client's reports or updates"
     readers = [step.name for step in method.step if step.reads_updates]
     readers += [share.name for share in method.share if share.reads_updates]
+    readers += [method.select.name] if method.select.reads_updates else []
     return f"`{readers[0]}` looks at single updates" if readers else None
 
 
@@ -251,7 +278,7 @@ def _explicit(a: Single, b: Single, left: Method, right: Method) -> Single:
     if b.rank > a.rank:
         return b
     raise EquipoiseError(
-        f"`{left}` and `{right}` both set `{a.role}`: {a!r} and {b!r}. One model can be merged in one way only: "
+        f"`{left}` and `{right}` both set `{a.role}`: {a!r} and {b!r}. A round has one {a.role} part only: "
         f"keep one of the two methods, or choose with dataclasses.replace(method, {a.role}=...)."
     )
 

@@ -25,11 +25,13 @@ from equipoise.methods.fedtgp import fedtgp
 from equipoise.methods.fpl import fpl
 from equipoise.methods.gifair import gifair
 from equipoise.methods.moon import moon
+from equipoise.methods.power_of_choice import power_of_choice
 from equipoise.methods.propfair import propfair
 from equipoise.methods.qffl import qffl
 from equipoise.methods.references import centralised, local_only
 from equipoise.methods.robust import robust
 from equipoise.methods.scaffold import scaffold
+from equipoise.methods.selections import select_by_hours, select_by_samples, select_in_turn, select_worst
 from equipoise.methods.term import term
 
 __all__ = [
@@ -64,9 +66,14 @@ __all__ = [
     "local_only",
     "moon",
     "parse",
+    "power_of_choice",
     "propfair",
     "qffl",
     "robust",
     "scaffold",
+    "select_by_hours",
+    "select_by_samples",
+    "select_in_turn",
+    "select_worst",
     "term",
 ]

@@ -43,9 +43,9 @@ def client_round(
 ) -> tuple[Replies, dict[int, ClientState]]:
     """Do one phase of a round for these clients: what they send to the server, and their next states.
 
-    The phase `start` happens once per client, also for one that joins late, and fills its state. In `probe`, clients
-    report on the received model without training. In `train`, they train and report. Several clients are vectorised;
-    the results do not depend on how the clients of a round are grouped.
+    The phase `start` happens once per client, also for one that joins late, and fills its state. In `select` and
+    `probe`, clients report on the received model without training. In `train`, they train and report. Several clients
+    are vectorised; the results do not depend on how the clients of a round are grouped.
     """
     if phase == "start":
         return Replies(tuple(clients), {}), _to_server(_start(method, task, clients, broadcast, seed))
@@ -59,7 +59,7 @@ def client_round(
     m = len(clients)
     params = {**stack_copies(start.params, m), **start.own_params}
     buffers = {**stack_copies(start.buffers, m), **start.own_buffers}
-    if phase == "probe":
+    if phase != "train":
         untouched = torch.zeros(m, device=task.device)
         fitted = Fitted(params, buffers, untouched, untouched)
     else:
@@ -68,7 +68,7 @@ def client_round(
             round=broadcast.round, rounds=broadcast.rounds, seed=seed,
         )  # fmt: skip
     reports, kept = _conclude(method, task, clients, start, fitted, broadcast, seed, phase)
-    if phase == "probe":
+    if phase != "train":
         return Replies(tuple(clients), reports), dict(states)
     updates = task.layout.join(fitted.params, lead=1).sub_(broadcast.theta.to(task.device))
     travelling = {name: fitted.buffers[name] for name, policy in task.policies.items() if policy == "average"}
@@ -161,7 +161,7 @@ def _conclude(
     phase: Phase,
 ) -> tuple[Reports, dict[int, ClientState]]:
     """The reports and the next states of the clients, from their trained models."""
-    asked = [report for report in method.reports if phase in report.phases]
+    asked = method.list_reports(phase)
     # Where evaluation depends on the whole batch, padding would change the result. Then reports that run the model are
     # computed client by client, and so are the states that terms keep.
     stacking = [report for report in asked if report.stacks and not (report.runs_model and task.evaluates_in_batches)]

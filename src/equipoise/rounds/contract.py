@@ -6,13 +6,14 @@ Whoever writes a part must not get wrong numbers silently. Every error here name
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TypeVar
 
 from torch import Tensor
 
 from equipoise.grammar import did_you_mean
-from equipoise.roles import Part, Weigh
-from equipoise.types import REPORTS, EquipoiseError, PerClient, Reports, Setting, Shaped
+from equipoise.roles import Part, Select, Weigh
+from equipoise.types import REPORTS, EquipoiseError, PerClient, Reports, Selected, Setting, Shaped, Turnout
 from equipoise.updates import Updates
 
 Kind = TypeVar("Kind")
@@ -53,6 +54,43 @@ class KnownReports(dict[str, Tensor]):
             f'A part reads the report `{name}`, which nobody sends: the part must say needs=("{name}",). Reports here: '
             f"{', '.join(self) or 'none'}."
         )
+
+
+class AskedReports(dict[str, Tensor]):
+    """The reports of candidates by name. One that the selection did not ask for is an error that says so."""
+
+    def __missing__(self, name: str) -> Tensor:
+        raise EquipoiseError(
+            f'A selection reads the report `{name}`, which candidates do not make: it must say asks = ("{name}",). '
+            f"Reports here: {', '.join(self) or 'none'}."
+        )
+
+
+def check_candidates(part: Select, found: Sequence[int], turnout: Turnout) -> list[int]:
+    """The candidates in ascending order. It is an error if one is not available, or there is none."""
+    return _check_clients(part, "candidates", found, turnout)
+
+
+def check_selected(part: Select, selected: Selected, turnout: Turnout) -> list[int]:
+    """The selected clients in ascending order. It is an error if one is not available, or there are too many or none."""
+    found = _check_clients(part, "clients", selected.clients, turnout)
+    if len(found) > turnout.places:
+        raise EquipoiseError(
+            f"`{part.name}` (select) gives {len(found)} clients for the {turnout.places} places of the round. Take "
+            "turnout.places of them."
+        )
+    return found
+
+
+def _check_clients(part: Select, what: str, found: Sequence[int], turnout: Turnout) -> list[int]:
+    ids = [int(client) for client in found]
+    known = turnout.available if isinstance(turnout.available, range) else set(turnout.available)
+    strange = [client for client in ids if client not in known]
+    if strange:
+        raise EquipoiseError(f"`{part.name}` (select) gives the {what} {strange}, which are not in turnout.available.")
+    if not ids or len(set(ids)) < len(ids):
+        raise EquipoiseError(f"`{part.name}` (select) must give {what}, each of them once. Found {ids}.")
+    return sorted(ids)
 
 
 def check_result(part: Part, found: object, kind: type[Kind]) -> Kind:

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.data.federation import Federation, Split
+from equipoise.data.federation import Client, Federation, Split, find_scored
 from equipoise.method import Method
-from equipoise.metrics import auc
+from equipoise.metrics import UNSEEN, auc
 from equipoise.parts.weights import shares
 from equipoise.roles import Scored
 from equipoise.rounds.client import BUFFERS, PRIVATE
@@ -39,7 +39,7 @@ class Score:
 
     client: str  # its name
     domain: str  # the client's own name if it has no domain
-    split: str  # `test`, `validation` or `train`
+    split: str  # `test`, `validation` or `train`; `unseen` for a client that is held out
     metric: str  # `accuracy`, `loss`, `auc` ...
     value: float
     samples: int  # how many samples the value rests on
@@ -71,7 +71,7 @@ def evaluate(
     models: Sequence[Scored] | None = None,
     clients: Sequence[int] | None = None,
 ) -> list[Score]:
-    """The scores of every client, or of these, that has samples in a split.
+    """The scores of every client, or of these, that has samples in a split; and of the clients that are held out.
 
     `models` are the models to score, first the one that `accuracy` belongs to. Default: all that exist.
     """
@@ -94,7 +94,34 @@ def evaluate(
                 for metric, value in _figures(per_sample, federation.y[index]).items():
                     if not suffix or metric in ("accuracy", "loss"):
                         found.append(Score(client.name, domain, split, metric + suffix, value, len(index)))
+    if clients is None:
+        found += evaluate_unseen(method, task, server, states, federation, federation.unseen)
     return found
+
+
+def evaluate_unseen(
+    method: Method,
+    task: Task,
+    server: Server,
+    states: Mapping[int, ClientState],
+    federation: Federation,
+    clients: Sequence[Client],
+) -> list[Score]:
+    """The scores of clients that are held out: they have no tensors of their own, and no number."""
+    theta = server.theta if server.evaluated is None else server.evaluated
+    holders = [(-1, find_scored(client)) for client in clients]
+    scores = _scores(task, server, states, holders, choose_model_for_unseen(method, task), theta)
+    return [
+        Score(client.name, client.domain or client.name, UNSEEN, metric, value, len(index))
+        for client, (_, index), values in zip(clients, holders, scores, strict=True)
+        for metric, value in _figures(values, federation.y[index]).items()
+    ]
+
+
+def choose_model_for_unseen(method: Method, task: Task) -> Scored:
+    """The model by which a client is scored that never trained: the global one or, where the shared tensors alone make
+    no model, the one with the mean of the clients' own tensors."""
+    return "global" if "global" in _models(method, task) else "mean"
 
 
 def _figures(values: Mapping[str, Tensor], y: Tensor) -> dict[str, float]:

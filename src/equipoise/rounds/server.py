@@ -14,19 +14,19 @@ from torch import Tensor
 from equipoise.method import Method
 from equipoise.methods import parse
 from equipoise.parts.weights import shares
-from equipoise.roles import Part, Phase
+from equipoise.roles import Phase
 from equipoise.rounds.contract import (
     KnownReports,
     check_claims,
     check_inputs,
     check_needs,
-    check_remembered,
     check_result,
     check_rows,
     check_shape,
     describe_kind,
     weigh_raw,
 )
+from equipoise.rounds.parts import Parts
 from equipoise.task import Task
 from equipoise.types import (
     Broadcast,
@@ -35,7 +35,6 @@ from equipoise.types import (
     Memory,
     Merged,
     PerClient,
-    Remembered,
     Replies,
     Reports,
     Round,
@@ -44,7 +43,6 @@ from equipoise.types import (
     Setting,
     Shaped,
     Shared,
-    State,
     Stepped,
     Tensors,
     Weighed,
@@ -158,7 +156,7 @@ def _aggregate(
     merged: Merged | None = None,
     lent: Sequence[Tensor] = (),
 ) -> Aggregated:
-    """Run the parts of the server in their order: shape, weigh, merge, step and share.
+    """Run the parts of the server in their order: shape, weigh, merge, step and share; then the selection remembers.
 
     `merged` is given instead of the updates where these have been summed already. What parts remember of the
     `lent` tensors is copied, because the memory of these tensors is not the server's own.
@@ -168,7 +166,7 @@ def _aggregate(
     check_inputs(theta, rows, clients, reports, setting)
     stack = None if updates is None else Updates(updates)
     round = Round(theta, clients, KnownReports(reports), memory.round, setting, updates, stack)
-    parts = _Parts(memory, reports, lent)
+    parts = Parts(memory, reports, lent)
     figures: dict[str, Tensor] = {}
     for shape in method.shape:
         shaped = check_result(shape, shape(round, parts.state_of(shape)), Shaped)
@@ -202,6 +200,7 @@ def _aggregate(
     after = direction.add_(theta) if is_own and not method.step else theta + direction
     evaluated = None if evaluated is None else parts.own(evaluated)
     sent = _share(method, round, after, parts, phases)
+    parts.remember(method.select, method.select.remember(round, parts.state_of(method.select)))
     weights = weighed.weights
     if merged.tensor_weights is not None:  # the mean of the weights per tensor, by the sizes of the tensors
         sizes = (
@@ -224,44 +223,7 @@ def _aggregate(
     )
 
 
-class _Parts:
-    """The states of a method's parts during a round: each part is given its own, and what it returns is checked."""
-
-    def __init__(self, memory: Memory, reports: Reports, lent: Sequence[Tensor] = ()) -> None:
-        self.states = dict(memory.parts)
-        self.reports = reports
-        self.lent = {tensor.untyped_storage().data_ptr() for tensor in lent}
-
-    def state_of(self, part: Part) -> State:
-        """The state of a part, which is called next. It is an error if a report that it needs is missing."""
-        check_needs(part, self.reports)
-        return State(self.states.get(part.key, {}))
-
-    def remember(self, part: Part, state: Remembered) -> None:
-        """Keep a part's next state. It is an error if a value is no tensor, or has another shape than before."""
-        before = self.states.get(part.key, {})
-        for name, value in state.items():
-            check_remembered(part, name, value, before.get(name))
-        self.states[part.key] = {name: self.own_any(value) for name, value in state.items()}
-
-    def own_any(self, value: Tensor | PerClient) -> Tensor | PerClient:
-        """The value itself, or a copy of those of its tensors that lie in lent memory."""
-        if not self.lent or not isinstance(value, PerClient):
-            return value if isinstance(value, PerClient) else self.own(value)
-        rows = {client: self.own(row) for client, row in value.items()}
-        return PerClient(rows, None if value.default is None else self.own(value.default))
-
-    def own(self, value: Tensor) -> Tensor:
-        """The tensor itself, or a copy if it lies in lent memory."""
-        return value.clone() if value.untyped_storage().data_ptr() in self.lent else value
-
-    @property
-    def remembered(self) -> dict[str, Remembered]:
-        """The states of all parts that remember something, by their keys."""
-        return {key: state for key, state in self.states.items() if state}
-
-
-def _share(method: Method, round: Round, theta: Tensor, parts: _Parts, phases: tuple[Phase, ...]) -> Shared:
+def _share(method: Method, round: Round, theta: Tensor, parts: Parts, phases: tuple[Phase, ...]) -> Shared:
     """Call the `share` parts of these phases: what they send to the clients."""
     sent: dict[str, Tensor | PerClient] = {}
     for share in method.share:
@@ -299,7 +261,7 @@ def make_broadcast(server: Server, rounds: int) -> Broadcast:
 def server_probe(method: Method, server: Server, replies: Replies, setting: Setting) -> Server:
     """The server after a probe, in which only the `share` parts of that phase are called."""
     round = Round(server.theta, replies.clients, replies.reports, server.memory.round, setting)
-    parts = _Parts(server.memory, replies.reports)
+    parts = Parts(server.memory, replies.reports)
     sent = _share(method, round, server.theta, parts, ("probe",))
     shared = {**server.memory.shared, **sent}
     return replace(server, memory=replace(server.memory, parts=parts.remembered, shared=shared))

@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from equipoise.errors import EquipoiseError
+from equipoise.metrics import UNSEEN
 
 SCHEMA = 1  # the version of the folder's format
 # What the columns mean is in `docs/records.md`.
@@ -39,7 +40,18 @@ WEIGHTS = pa.schema(
         ("value", pa.float64()),
     ]
 )
-TABLES = {"records": RECORDS, "weights": WEIGHTS}
+SELECTION = pa.schema(
+    [
+        ("round", pa.int32()),
+        ("client", pa.string()),  # empty: all others
+        ("status", pa.string()),  # `asked`, `candidate` (asked for a report only) or `not asked`
+        ("answered", pa.bool_()),
+        ("why", pa.string()),  # it was not asked, or its answer did not count; empty where it was and did
+        ("value", pa.float64()),  # by which it was judged
+    ]
+)
+TABLES = {"records": RECORDS, "weights": WEIGHTS, "selection": SELECTION}
+OPTIONAL = frozenset({"selection"})  # tables of which a run without such rows has no file
 REPEATED = "repeated"  # in the manifest: the round at work, if it had too few answers and is done again
 # Why the answer of a client that sent nothing did not count, as real sites' records say it.
 LATE = "it did not answer in time."
@@ -71,6 +83,7 @@ class Recorded:
     manifest: Mapping[str, Any]  # what the run was asked to do, and what became of it
     records: pa.Table  # one row per round, client, split and metric
     weights: pa.Table  # one row per round, client and figure
+    selection: pa.Table  # one row per round and client: who was asked, and why not
 
     @property
     def method(self) -> str:
@@ -98,6 +111,16 @@ class Recorded:
         return [client["name"] for client in self.manifest["data"]["clients"]]
 
     @property
+    def unseen(self) -> list[str]:
+        """The names of the clients that are held out of training, which are only scored."""
+        return [client["name"] for client in self.manifest["data"].get(UNSEEN, ())]
+
+    @property
+    def unseen_domains(self) -> list[str]:
+        """The domain of each of these clients; one without a domain counts as a domain of its own name."""
+        return [client["domain"] or client["name"] for client in self.manifest["data"].get(UNSEEN, ())]
+
+    @property
     def domains(self) -> list[str]:
         """The domain of each client; a client without a domain counts as a domain of its own name."""
         return [client["domain"] or client["name"] for client in self.manifest["data"]["clients"]]
@@ -108,10 +131,13 @@ class Recorded:
         return pc.unique(self.records["metric"]).to_pylist()
 
     def curve(self, metric: str = "accuracy", split: str = "test") -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-        """The evaluated rounds `[rounds]`, and the values of a metric `[rounds, clients]`; NaN: the client has none."""
+        """The evaluated rounds `[rounds]`, and the values of a metric `[rounds, clients]`; NaN: the client has none.
+
+        For the split `unseen`, the clients are those that are held out.
+        """
         table = self.records.filter((pc.field("metric") == metric) & (pc.field("split") == split))
         rounds, row = np.unique(table["round"].to_numpy(), return_inverse=True)
-        place = {name: i for i, name in enumerate(self.clients)}
+        place = {name: i for i, name in enumerate(self.unseen if split == UNSEEN else self.clients)}
         column = np.array([place[name] for name in table["client"].to_pylist()], dtype=int)
         values = np.full((len(rounds), len(place)), np.nan)
         values[row, column] = table["value"].to_numpy()
@@ -121,7 +147,8 @@ class Recorded:
         """How many samples each client was scored on, `[clients]`."""
         table = self.records.filter((pc.field("metric") == "accuracy") & (pc.field("split") == split))
         found = dict(zip(table["client"].to_pylist(), table["samples"].to_pylist(), strict=True))
-        return np.array([found.get(name, 0) for name in self.clients], dtype=float)
+        names = self.unseen if split == UNSEEN else self.clients
+        return np.array([found.get(name, 0) for name in names], dtype=float)
 
 
 def read(place: Path) -> Recorded:
@@ -160,6 +187,8 @@ def _table(place: Path, name: str, schema: pa.Schema) -> pa.Table:
         if not table.schema.equals(schema):
             raise EquipoiseError(f"`{whole}` has other columns than schema {SCHEMA} says. Do the run again.")
         return table
+    if name in OPTIONAL:
+        return schema.empty_table()
     raise EquipoiseError(f"`{place}` has no {name}.parquet. Do the run again.")
 
 

@@ -1,7 +1,8 @@
 """Writes run folders while the run goes on.
 
 `manifest.json` says what was done, `records.parquet` what was measured, `weights.parquet` which weight each client got
-and from which figures; `model.safetensors` holds the trained model. Nothing is averaged before it is stored: records
+and from which figures, `selection.parquet` who was asked to take part and why the others were not;
+`model.safetensors` holds the trained model. Nothing is averaged before it is stored: records
 have one row per round, client, split and metric. `docs/records.md` explains every column.
 """
 
@@ -28,9 +29,10 @@ from torch import Tensor
 from equipoise.engine.folders import draft_beside, lock_folder, replace_whole
 from equipoise.engine.result import Rejection, RoundRecord, Run
 from equipoise.errors import EquipoiseError
-from equipoise.rounds.evaluation import collect_tensors
+from equipoise.metrics import UNSEEN
+from equipoise.rounds.evaluation import WORDS, choose_model_for_unseen, collect_tensors
 from equipoise.runs.cost import estimate_cost
-from equipoise.runs.reading import REPEATED, SCHEMA, TABLES, Ended, read_stream
+from equipoise.runs.reading import OPTIONAL, REPEATED, SCHEMA, TABLES, Ended, read_stream
 
 
 def describe_run(run: Run, status: str = "finished", why: str = "") -> dict[str, Any]:
@@ -43,7 +45,7 @@ def describe_run(run: Run, status: str = "finished", why: str = "") -> dict[str,
         **settings.facts,
         "digest": settings.digest,
         "runner": run.runner,
-        "evaluated": {"model": run.scored, "split": "test"},
+        "evaluated": {"model": run.scored, "split": "test", **_name_unseen_model(run)},
         "limits": settings.limits,
         "warnings": list(run.warnings),
         "rejected": [one for record in run.rounds for one in _rejected(record.round, record.rejected)],
@@ -55,6 +57,11 @@ def describe_run(run: Run, status: str = "finished", why: str = "") -> dict[str,
             **{name: version(name) for name in ("equipoise", "torch", "numpy", "pyarrow")},
         },
     }
+
+
+def _name_unseen_model(run: Run) -> dict[str, str]:
+    """By which model the clients that are held out were scored, if there are any."""
+    return {UNSEEN: WORDS[choose_model_for_unseen(run.method, run.task)]} if run.federation.unseen else {}
 
 
 def _rejected(round: int, rejected: Sequence[Rejection]) -> list[dict[str, object]]:
@@ -98,7 +105,11 @@ class Recorder:
         """Write one more round. Rejections and warnings go into the manifest at once, in case the run is cut off."""
         ended = Ended(record.round, time.time(), record.seconds)
         scores = [{"round": record.round, **asdict(score)} for score in record.scores]
-        rows = {"records": scores, "weights": list(_weights(record, self.clients))}
+        rows = {
+            "records": scores,
+            "weights": list(_weights(record, self.clients)),
+            "selection": list(_selection(record, self.clients)),
+        }
         try:
             for name, schema in TABLES.items():
                 batch = pa.RecordBatch.from_pylist(rows[name], schema=schema)
@@ -136,7 +147,9 @@ class Recorder:
         self._close()
         try:
             for name, schema in TABLES.items():
-                pq.write_table(read_stream(self.place / f"{name}.arrows", schema), self.place / f"{name}.parquet")
+                table = read_stream(self.place / f"{name}.arrows", schema)
+                if table.num_rows or name not in OPTIONAL:
+                    pq.write_table(table, self.place / f"{name}.parquet")
             save_file(_tensors(run), self.place / "model.safetensors")
             status = "stopped" if run.stopped else "finished"
             _write(self.place / "manifest.json", describe_run(run, status, run.stopped))
@@ -195,6 +208,27 @@ def _weights(record: RoundRecord, names: list[str]) -> Iterable[dict[str, object
             value = values[i] if len(values) > 1 or len(record.clients) == 1 else values[0]
             row = {"round": record.round, "client": names[client], "weight": record.weights[i]}
             yield {**row, "figure": figure, "value": value}
+
+
+def _selection(record: RoundRecord, names: list[str]) -> Iterable[dict[str, object]]:
+    """One row per client that was asked, was a candidate, or has a reason of its own why it was not asked; and one row,
+    without a name, for all others. None where all that were there were asked."""
+    chosen = record.selection
+    if not (chosen.why or chosen.others or chosen.candidates):
+        return
+    failed = {one.client: one.why for one in record.rejected}
+    for client in sorted({*chosen.asked, *chosen.candidates, *chosen.why}):
+        asked, name = client in chosen.asked, names[client]
+        status = "asked" if asked else "candidate" if client in chosen.candidates else "not asked"
+        answered = client in record.clients if asked else status == "candidate" and name not in failed
+        why = "" if asked and answered else chosen.why.get(client, failed.get(name, ""))
+        yield {
+            "round": record.round, "client": name, "status": status, "answered": answered, "why": why,
+            "value": chosen.values.get(client),
+        }  # fmt: skip
+    if chosen.others:
+        row = {"round": record.round, "client": "", "status": "not asked", "answered": False}
+        yield {**row, "why": chosen.others, "value": None}
 
 
 def _tensors(run: Run) -> dict[str, Tensor]:

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from equipoise.data import Federation, load_federation
+from equipoise.data.federation import HoldOut
 from equipoise.engine.result import Run
 from equipoise.engine.simulation import run
 from equipoise.errors import EquipoiseError
 from equipoise.method import Method
 from equipoise.method.registry import adapt_to_data
 from equipoise.methods import parse
-from equipoise.metrics import PLUS_MINUS, figures, over_seeds
+from equipoise.metrics import PLUS_MINUS, UNSEEN, figures, over_seeds
 from equipoise.task import ModelSource
 from equipoise.training import Training
 
@@ -38,12 +39,15 @@ class Comparison:
     rows: dict[str, dict[str, Cell]]  # method -> column -> cell
     seeds: int  # of the method that has most
     runs: tuple[Run, ...] = ()  # the runs of `compare`, by method, then by seed; empty for stored runs
+    unseen: Comparison | None = None  # the same table of the clients that are held out of training, if there are any
 
     def __str__(self) -> str:
         lines = [("method", *self.columns), *((name, *map(str, row.values())) for name, row in self.rows.items())]
         widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
         table = ["  ".join(cell.rjust(w) for cell, w in zip(line, widths, strict=True)) for line in lines]
-        return "\n".join([*table, *([f"± is {PLUS_MINUS}."] if self.seeds > 1 else [])])
+        told = [] if self.unseen is None else ["", "Clients that are held out of training:", str(self.unseen)]
+        half = [f"± is {PLUS_MINUS}."] if self.seeds > 1 and self.unseen is None else []
+        return "\n".join([*table, *half, *told])
 
     def best(self, column: str) -> set[str]:
         """The methods whose mean in a column is the best one, to the printed digit."""
@@ -62,11 +66,13 @@ def compare(
     training: Training | None = None,
     participation: float | None = None,
     until_flat: bool = False,
+    hold_out: HoldOut = 0,
 ) -> Comparison:
     """Run every method with every seed on the same data, and tabulate what the domains got.
 
     The result prints as a table; `.runs` are the runs behind it. With `until_flat` each run ends when it has converged,
-    and `rounds` is the limit for all of them. The command `equipoise compare` does the same with one
+    and `rounds` is the limit for all of them. Clients that `hold_out` names (or as many as it says) never train, and
+    have a table of their own. The command `equipoise compare` does the same with one
     process per core, and stores the runs.
 
     >>> found = compare(["fedavg", "local_only"], "gaussians", seeds=1, rounds=2)
@@ -93,12 +99,14 @@ def compare(
             participation=participation,
             training=training,
             until_flat=until_flat,
+            hold_out=hold_out,
         )
         for method in chosen
         for seed in numbers
     )
     table = tabulate([(str(result.method), result.by_domain()) for result in results])
-    return replace(table, runs=results)
+    held_out = [(str(result.method), result.values(split=UNSEEN)) for result in results]
+    return replace(table, runs=results, unseen=tabulate(held_out) if held_out[0][1] else None)
 
 
 def tabulate(results: Sequence[tuple[str, Mapping[str, float]]], most_domains: int = 8) -> Comparison:

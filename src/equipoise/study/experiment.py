@@ -33,6 +33,7 @@ SETTINGS = (
     "with_validation",
     "train_scores",
     "until_flat",
+    "hold_out",
     "keep",
 )  # keys that set a field of all jobs
 LISTS = ("methods", "data", "seeds", "grid", "training")  # keys that are lists or tables
@@ -70,6 +71,8 @@ def read_experiment(path: Path) -> Experiment:
         with file.noted("data", item=dataset):
             data = load_or_look_up(dataset, file.mistakes)
             if data is not None:
+                with file.noted("hold_out"):
+                    data.hold_out(template.hold_out)
                 training = data.protocol.training.change(changes) if changes else None
                 found += list_jobs(methods, data, seeds, replace(template, dataset=dataset, training=training))
                 loaded[dataset] = data

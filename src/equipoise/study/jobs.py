@@ -19,6 +19,7 @@ from equipoise.engine.simulation import simulate
 from equipoise.errors import EquipoiseError
 from equipoise.method.registry import adapt_to_data
 from equipoise.methods import parse
+from equipoise.metrics import UNSEEN
 from equipoise.runs import analysis
 from equipoise.runs.kept import MISSING, read_kept
 from equipoise.runs.live import View, open_view
@@ -48,6 +49,7 @@ class Job:
     guard: bool = False  # limit what a false loss can gain, as in a deployment
     train_scores: bool = True  # score the training data, too, whenever the model is evaluated
     until_flat: bool = False  # end the run when it has converged; `rounds` is then a limit
+    hold_out: int | str | tuple[str, ...] = 0  # clients that never train: how many, or names of clients or domains
     live: tuple[str, ...] = ()  # tools that show the records during the run: `mlflow`, `tensorboard`
     keep: tuple[str, ...] = ()  # what is kept for plots besides the records, such as `conflicts` or `features`
 
@@ -68,6 +70,7 @@ class Job:
             guard=DEPLOYMENT_GUARD if self.guard else None,
             train_scores=self.train_scores,
             until_flat=self.until_flat,
+            hold_out=self.hold_out,
         )
 
 
@@ -82,6 +85,7 @@ class Outcome:
     folder: Path  # of the run
     warnings: tuple[str, ...]
     dataset: str  # as the job names it
+    unseen: dict[str, float]  # final accuracy of each client that is held out of training
     not_kept: Mapping[str, str]  # what the job asked to keep but this run cannot give, and why
 
 
@@ -164,7 +168,10 @@ def summarise(run: Recorded, dataset: str) -> Outcome:
         if not math.isnan(value):
             by_domain.setdefault(domain, []).append(value)
     means = {domain: sum(values) / len(values) for domain, values in by_domain.items()}
+    unseen = dict(zip(run.unseen, run.curve(split=UNSEEN)[1][-1].tolist(), strict=True)) if run.unseen else {}
     facts = run.manifest
     kept = read_kept(run.place)
     missing = {kind: one[MISSING] for kind, one in kept.items() if MISSING in one}
-    return Outcome(run.method, run.seed, means, facts["seconds"], run.place, tuple(facts["warnings"]), dataset, missing)
+    return Outcome(
+        run.method, run.seed, means, facts["seconds"], run.place, tuple(facts["warnings"]), dataset, unseen, missing
+    )

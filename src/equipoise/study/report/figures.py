@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.errors import EquipoiseError
-from equipoise.grammar import did_you_mean
-from equipoise.metrics import FORMULAS, Formula, Interval, corrected_variance, over_seeds, paired
+from equipoise.grammar import did_you_mean, join_words
+from equipoise.metrics import FORMULAS, UNSEEN, Formula, Interval, corrected_variance, over_seeds, paired
 from equipoise.runs.reading import Recorded
 
 Vector = NDArray[np.float64]
@@ -73,8 +73,15 @@ class Study:
 
     @property
     def name(self) -> str:
-        """The name of the data."""
-        return str(self.any.manifest["data"]["name"])
+        """The name of the data, and who is held out of training."""
+        name = str(self.any.manifest["data"]["name"])
+        return f"{name}, unseen: {self.held_out}" if self.any.unseen else name
+
+    @property
+    def held_out(self) -> str:
+        """Who is held out of training, in words: domains where nobody else is of them, otherwise clients."""
+        domains = list(dict.fromkeys(self.any.unseen_domains))
+        return join_words(self.any.unseen if set(domains) & set(self.any.domains) else domains)
 
     @property
     def methods(self) -> list[str]:
@@ -210,6 +217,8 @@ class Study:
             "lowest STD of the curve": [float(np.nanstd(self.curve(method, s)[1], axis=1).min()) for s in final],
             "seconds per round": [self.seconds(method, s) for s in final],
         }
+        unseen = self.final(method, split=UNSEEN).values() if self.any.unseen else ()
+        more |= {"AVG unseen": [float(np.mean(v)) for v in unseen], "MIN unseen": [float(np.min(v)) for v in unseen]}
         return found | {name: over_seeds(values) for name, values in more.items()}
 
     @cached_property
@@ -266,11 +275,13 @@ DEFINITIONS = {name: formula.definition for name, formula in FORMULAS.items()} |
         for name in BY_ROUND
     },
     "lowest STD of the curve": "smallest STD (ddof 0) over all evaluated rounds; read it beside the final one only",
+    "AVG unseen": "mean accuracy of the clients that are held out of training, on their test data",
+    "MIN unseen": "smallest accuracy of a client that is held out of training",
     "seconds per round": "wall-clock time of a round, all clients, on the machine of the run",
 }
 PERCENT = {name for name, formula in FORMULAS.items() if formula.percent} | {
     "AVG over domains", "STD over domains", "MIN over domains", "AVG by samples", "lowest STD of the curve",
-    "gain mean", "gain min",
+    "gain mean", "gain min", "AVG unseen", "MIN unseen",
     *(f"{name}, {which}" for name in BY_ROUND for which in ("last five", "best by validation")),
 }  # fmt: skip
 SMALLER_IS_BETTER = {

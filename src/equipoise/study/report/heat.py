@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -10,6 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from equipoise.grammar import join_words
+from equipoise.runs.reading import Recorded
 from equipoise.study.report.charts import Cells, Chart, Panel
 from equipoise.study.report.figures import Study, Vector
 from equipoise.study.report.headline import tell
@@ -84,23 +87,42 @@ def _span(rounds: NDArray[np.int64]) -> str:
 
 @register_plot
 def draw_participation(study: Study) -> Chart | None:
-    """Who took part in which round. None if all clients always did, and no answer was rejected."""
-    method = study.reference or study.methods[0]
-    run = next(iter(study.runs[method].values()))
+    """Who took part in which round. None if all clients always did, and no answer was rejected.
+
+    Methods that had the same clients in all rounds share a panel.
+    """
+    panels: dict[bytes, tuple[list[str], Vector]] = {}
+    reasons: Counter[str] = Counter()
+    for method in [study.reference or study.methods[0], *study.methods]:
+        run = next(iter(study.runs[method].values()))
+        if method.startswith("centralised") and study.methods != [method]:
+            continue
+        grid = _find_participation(run)
+        names, _ = panels.setdefault(grid.tobytes(), ([], grid))
+        if method not in names:
+            names.append(method)
+            reasons.update(why for why in run.selection["why"].to_pylist() if why)
+    refused = [one for runs in study.runs.values() for r in runs.values() for one in r.manifest["rejected"]]
+    if all(grid.all() for _, grid in panels.values()) and not refused:
+        return None
+    caption = f"Who took part when, first seed: shaded is there. Rejected answers in all runs: {len(refused)}."
+    for one in refused[:5]:
+        caption += f" {one['client']} in round {one['round']}: {str(one['why']).removesuffix('.')}."
+    told = [why for why, _ in reasons.most_common(3) if not any(why == one["why"] for one in refused)]
+    if told:
+        caption += f" Why clients were not asked, most often: {'; '.join(told)}."
+    drawn = [draw_heat(join_words(names), grid, study.any.clients, 2, "took part") for names, grid in panels.values()]
+    return Chart("participation", "Participation", caption, drawn)
+
+
+def _find_participation(run: Recorded) -> Vector:
+    """1 where a client took part in a round, otherwise 0: `[clients, rounds]`."""
     place = {name: i for i, name in enumerate(run.clients)}
     grid = np.zeros((len(place), int(run.manifest["rounds"])))
     for r, client in zip(run.weights["round"].to_pylist(), run.weights["client"].to_pylist(), strict=True):
         if client in place:
             grid[place[client], r - 1] = 1
-    refused = [one for runs in study.runs.values() for r in runs.values() for one in r.manifest["rejected"]]
-    if grid.all() and not refused:
-        return None
-    caption = (
-        f"Who took part when, {method}, first seed: shaded is there. Rejected answers in all runs: {len(refused)}."
-    )
-    for one in refused[:5]:
-        caption += f" {one['client']} in round {one['round']}: {str(one['why']).removesuffix('.')}."
-    return Chart("participation", "Participation", caption, [draw_heat(method, grid, run.clients, 2, "took part")])
+    return grid
 
 
 @register_plot

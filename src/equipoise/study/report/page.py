@@ -19,6 +19,7 @@ from equipoise.study.report.headline import say_half, tell
 from equipoise.study.report.notices import tell_notices
 from equipoise.study.report.plots import draw_charts, draw_partitions
 from equipoise.study.report.svg import draw_svg, name_figure
+from equipoise.study.report.unseen import LEFT_OUT, LEGEND, list_left_out, list_unseen_columns, list_unseen_rows
 from equipoise.study.report.verdict import Word, judge_all, say_points
 
 HERE = Path(__file__).parent
@@ -34,8 +35,8 @@ def write(
         raise EquipoiseError(f"There is nothing to report: {why}")
     texts = {
         ".html": build_page(found, problems),
-        ".md": "\n".join(map(_markdown, found)),
-        ".tex": "\n".join(map(tables.write_latex, found)),
+        ".md": "\n".join([*map(_markdown, found), *_markdown_of_left_out(found)]),
+        ".tex": "\n".join(map(_latex, found)),
         ".csv": _once(list(map(tables.write_csv, found))),
         ".clients.csv": _once(list(map(tables.write_clients, found))),
     }
@@ -56,7 +57,22 @@ def write_texts(texts: Mapping[str, str], out: Path) -> list[Path]:
 def _markdown(study: Study) -> str:
     headline, *reasons = map(tables.mark_up, tell(study).sentences)
     listed = "\n".join(f"- {reason}" for reason in reasons)
-    return f"## {tables.mark_up(study.name)}\n\n**{headline}**\n\n{listed}\n\n{tables.write_markdown(study)}"
+    text = f"## {tables.mark_up(study.name)}\n\n**{headline}**\n\n{listed}\n\n{tables.write_markdown(study)}"
+    rows = list_unseen_rows(study)
+    if not rows:
+        return text
+    return f"{text}\n### Unseen clients\n\n{tables.lay_out(list_unseen_columns(study), rows)}\n\n{LEGEND}\n"
+
+
+def _markdown_of_left_out(found: Sequence[Study]) -> list[str]:
+    left_out = list_left_out(found)
+    return [f"## Left out in turn\n\n{tables.lay_out(*left_out)}\n\n{LEFT_OUT}\n"] if left_out else []
+
+
+def _latex(study: Study) -> str:
+    rows = list_unseen_rows(study)
+    below = [tables.write_tabular(list_unseen_columns(study), rows, [LEGEND])] if rows else []
+    return "\n".join([tables.write_latex(study), *below])
 
 
 def _once(files: list[str]) -> str:
@@ -68,11 +84,16 @@ def build_page(found: Sequence[Study], problems: Sequence[str] = ()) -> str:
     """The page as HTML, with a section per study."""
     charts = [draw_charts(study) for study in found]
     ranges = draw_partitions(found)
-    across = f"<section id='across'><h1>All data together</h1>{draw_svg(ranges)}</section>" if ranges else ""
+    left_out = list_left_out(found)
+    pieces = [draw_svg(ranges)] if ranges else []
+    pieces += (
+        [f"<h2>Left out in turn</h2>{build_table(*left_out)}<p class='caption'>{LEFT_OUT}</p>"] if left_out else []
+    )
+    across = f"<section id='across'><h1>All data together</h1>{''.join(pieces)}</section>" if pieces else ""
     sections = "".join(_study(study, mine, i) for i, (study, mine) in enumerate(zip(found, charts, strict=True)))
     notes = "".join(f"<p class='note'>Left out: {escape(text)}</p>" for text in problems)
     names = join_words(list(dict.fromkeys(study.name for study in found)))
-    contents = _contents(found, charts) + ("<p><a href='#across'>All data together</a></p>" if ranges else "")
+    contents = _contents(found, charts) + ("<p><a href='#across'>All data together</a></p>" if across else "")
     return wrap_page(names, f"<nav aria-label='Contents'>{contents}</nav><main>{notes}{sections}{across}</main>")
 
 
@@ -104,6 +125,7 @@ def _contents(found: Sequence[Study], charts: Sequence[Sequence[Chart]]) -> str:
     lines = []
     for i, (study, mine) in enumerate(zip(found, charts, strict=True)):
         parts = [("verdict", "Verdict"), ("methods", "Methods"), ("check", "Levelling down")]
+        parts += [("held-out", "Unseen clients")] if study.any.unseen else []
         parts += [(chart.kind, chart.title) for chart in mine] + [("cost", "Cost"), ("all", "All figures")]
         links = " · ".join(f"<a href='#{name_figure(kind, i)}'>{escape(title)}</a>" for kind, title in parts)
         lines.append(f"<p><b>{escape(study.name)}</b> {links}</p>")
@@ -122,6 +144,7 @@ def _study(study: Study, charts: Sequence[Chart], number: int) -> str:
             _picker(study),
             _front(study, number),
             _check(study, number),
+            _unseen(study, number),
             "<h2>Plots</h2>",
             *(draw_svg(chart, number) for chart in charts),
             _cost(study, number),
@@ -138,8 +161,10 @@ def _setting(study: Study) -> str:
     seeds = sorted({seed for runs in study.runs.values() for seed in runs})
     domains = [f"{len(study.named_domains)} domains"] if study.named_domains else []
     count = len(study.any.clients)
+    held = [f"{len(study.any.unseen)} held out"] if study.any.unseen else []
     parts = [
         f"{count} client{'s' if count > 1 else ''}",
+        *held,
         *domains,
         f"{facts['rounds']} rounds",
         f"model {facts['model']}",
@@ -204,6 +229,16 @@ def _front(study: Study, number: int) -> str:
     )
 
 
+def _unseen(study: Study, number: int) -> str:
+    """The table of clients that are held out of training; nothing if there are none."""
+    rows = list_unseen_rows(study)
+    if not rows:
+        return ""
+    table = build_table(list_unseen_columns(study), rows)
+    head = f"<h2 id='{name_figure('held-out', number)}'>Unseen clients</h2>"
+    return f"{head}{table}<p class='caption'>{escape(LEGEND)}</p>"
+
+
 def _check(study: Study, number: int) -> str:
     found = judge_all(study)
     head = f"<h2 id='{name_figure('check', number)}'>Levelling down</h2>"
@@ -254,7 +289,7 @@ def _all_figures(study: Study, number: int) -> str:
     rows = [
         [name, *(tables.format_figure(name, study.table[m][name]) for m in study.methods), text]
         for name, text in DEFINITIONS.items()
-        if study.named_domains or "over domains" not in name
+        if (study.named_domains or "over domains" not in name) and (study.any.unseen or "unseen" not in name)
     ]
     return (
         f"<details class='all' id='{name_figure('all', number)}'><summary>All figures with their definitions</summary>"

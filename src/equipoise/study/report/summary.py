@@ -20,6 +20,7 @@ Objection = Literal["levelling-down", "undecided", "joining-does-not-pay"]
 def summarise(study: Study) -> dict[str, Any]:
     """A study as plain values. Accuracies are shares in [0, 1], and differences are the method minus the reference."""
     story, verdicts, notices = tell(study), {v.method: v for v in judge_all(study)}, find_notices(study)
+    unseen = ("AVG unseen", "MIN unseen") if study.any.unseen else ()
     methods = []
     for method in study.methods:
         verdict, alone = verdicts.get(method), compare_with_alone(study, method)
@@ -32,7 +33,7 @@ def summarise(study: Study) -> dict[str, Any]:
                     {"rule": one.rule, "outcome": one.word, "text": one.text, "clients": list(one.clients)}
                     for one in (verdict.reasons if verdict else ())
                 ],
-                "figures": {name: _numbers(study.table[method][name]) for name in FRONT},
+                "figures": {name: _numbers(study.table[method][name]) for name in (*FRONT, *unseen)},
                 "changes": {f: _numbers(study.change(method, f)) for f in ("AVG", "STD", "MIN")} if verdict else {},
                 "better_alone": None if alone is None else list(alone.better),
                 "notices": notices.get(method, []),

@@ -5,9 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from equipoise.metrics import PLUS_MINUS, Interval, bootstrap
+from equipoise.metrics import PLUS_MINUS, UNSEEN, Interval, bootstrap
 from equipoise.study.report.figures import DEFINITIONS, PERCENT, SMALLER_IS_BETTER, Study
 from equipoise.study.report.notices import find_notices, tell_notices
 from equipoise.study.report.verdict import judge_all
@@ -70,13 +70,14 @@ def list_rows(study: Study) -> list[list[str]]:
 
 def write_markdown(study: Study) -> str:
     """The first table in Markdown, with what ± means and what a reader must know about single methods."""
-    rows = [
-        list_columns(),
-        ["---"] * len(list_columns()),
-        *([mark_up(cell) for cell in row] for row in list_rows(study)),
-    ]
-    table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    table = lay_out(list_columns(), list_rows(study))
     return "\n\n".join([table, mark_up(LEGEND), *map(mark_up, tell_notices(study))]) + "\n"
+
+
+def lay_out(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown, with its cells escaped."""
+    lines = [[mark_up(cell) for cell in head], ["---"] * len(head), *([mark_up(cell) for cell in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
 def mark_up(text: str) -> str:
@@ -90,10 +91,18 @@ def mark_up(text: str) -> str:
 
 
 def write_latex(study: Study) -> str:
-    """The first table in LaTeX: a `tabular` for the package booktabs, with the best of each column in bold.
+    """The first table in LaTeX, with the best of each column in bold.
 
     Under it stands what ± means, and what a reader must know about single methods.
     """
+    winners = {name: find_best(study, name) for name in FRONT}
+    return write_tabular(list_columns(), list_rows(study), (LEGEND, *tell_notices(study)), winners)
+
+
+def write_tabular(
+    head: Sequence[str], rows: Sequence[Sequence[str]], below: Sequence[str], bold: Mapping[str, set[str]] | None = None
+) -> str:
+    """A `tabular` for the LaTeX package booktabs. `bold` names the best rows of a column."""
     signs = {
         "&": r"\&",
         "%": r"\%",
@@ -115,21 +124,20 @@ def write_latex(study: Study) -> str:
             for c in " ".join(text.split())  # an empty line would end the table
         )
 
-    winners = {name: find_best(study, name) for name in FRONT}
     lines = [
-        r"\begin{tabular}{l" + "r" * (len(list_columns()) - 1) + "}",
+        r"\begin{tabular}{l" + "r" * (len(head) - 1) + "}",
         r"\toprule",
-        " & ".join(map(plain, list_columns())) + r" \\",
+        " & ".join(map(plain, head)) + r" \\",
         r"\midrule",
     ]
-    for row in list_rows(study):
+    for row in rows:
         cells = [
-            rf"\textbf{{{plain(cell)}}}" if row[0] in winners.get(name, ()) else plain(cell)
-            for name, cell in zip(list_columns(), row, strict=True)
+            rf"\textbf{{{plain(cell)}}}" if row[0] in (bold or {}).get(name, ()) else plain(cell)
+            for name, cell in zip(head, row, strict=True)
         ]
         lines.append(" & ".join(cells) + r" \\")
-    below = " ".join(plain(text) for text in (LEGEND, *tell_notices(study)))
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", rf"\par{{\footnotesize {below}\par}}", ""])
+    told = " ".join(map(plain, below))
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", rf"\par{{\footnotesize {told}\par}}", ""])
 
 
 def write_csv(study: Study) -> str:
@@ -151,21 +159,27 @@ def write_csv(study: Study) -> str:
 def write_clients(study: Study) -> str:
     """The final accuracy and loss per client, method and seed as CSV.
 
-    The accuracy has its 95 % interval over the client's test samples.
+    The accuracy has its 95 % interval over the client's test samples. The last column tells who never trained.
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["data", "method", "seed", "client", "domain", "accuracy", "low", "high", "samples", "loss"])
-    samples = study.any.samples()
+    writer.writerow(
+        ["data", "method", "seed", "client", "domain", "accuracy", "low", "high", "samples", "loss", "held_out"]
+    )
+    run = study.any
+    groups = [("test", run.clients, run.domains, "")]
+    if run.unseen:
+        groups.append((UNSEEN, run.unseen, run.unseen_domains, "yes"))
     for method in study.methods:
-        losses = study.final(method, "loss")
-        for seed, values in study.final(method).items():
-            rows = zip(study.any.clients, study.any.domains, values, samples, losses[seed], strict=True)
-            for client, domain, accuracy, count, loss in rows:
-                names = [_safe(study.name), _safe(method), seed, _safe(client), _safe(domain)]
-                interval = bootstrap(float(accuracy), int(count))
-                cells = ["" if math.isnan(v) else repr(float(v)) for v in (*interval, loss)]
-                writer.writerow([*names, *cells[:3], int(count), cells[3]])
+        for split, clients, domains, held_out in groups:
+            samples, losses = run.samples(split), study.final(method, "loss", split)
+            for seed, values in study.final(method, split=split).items():
+                rows = zip(clients, domains, values, samples, losses[seed], strict=True)
+                for client, domain, accuracy, count, loss in rows:
+                    names = [_safe(study.name), _safe(method), seed, _safe(client), _safe(domain)]
+                    interval = bootstrap(float(accuracy), int(count))
+                    cells = ["" if math.isnan(v) else repr(float(v)) for v in (*interval, loss)]
+                    writer.writerow([*names, *cells[:3], int(count), cells[3], held_out])
     return out.getvalue()
 
 

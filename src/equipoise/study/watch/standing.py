@@ -74,6 +74,7 @@ def cut_after(run: Recorded, last: int, seconds: Sequence[float] = ()) -> Record
         manifest=manifest,
         records=run.records.filter(pc.field("round") <= last),
         weights=run.weights.filter(pc.field("round") <= last),
+        selection=run.selection.filter(pc.field("round") <= last),
     )
 
 
