@@ -302,6 +302,7 @@ class Broadcast:
     shared: Shared  # what the `share` parts send beside the model
     round: int  # counted from 0
     rounds: int  # planned for the run
+    lr: float | None = None  # the local learning rate of this round; None: the one of the task's training
 
 
 @dataclass(frozen=True)
@@ -423,7 +424,7 @@ class Setting(NamedTuple):
     num_classes: int | None = None
     num_domains: int | None = None
     total_samples: int | None = None  # training samples of all clients together
-    lr: float | None = None  # the local learning rate
+    lr: float | None = None  # the local learning rate: the one fact that a schedule changes from round to round
     layout: Layout | None = None  # of the shared parameters
     seed: int = 0  # of the run
     personal: Layout | None = None  # of the personal parameters

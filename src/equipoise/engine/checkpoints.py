@@ -203,6 +203,7 @@ def _rebuild_record(one: Mapping[str, Any]) -> RoundRecord:
         one["seconds"],
         tuple(Rejection(**rejection) for rejection in one["rejected"]),
         tuple(one["warnings"]),
+        one.get("lr"),
     )
 
 

@@ -195,7 +195,8 @@ class _Loop:
             if any(score.metric == "loss" and not math.isfinite(score.value) for score in scores):
                 raise _diverged(settings.method, r)
         seconds = time.perf_counter() - clock
-        record = _record(r + 1, done, scores, seconds, rejected, self.say(news))
+        rate = self.begun.task.training.rate.at(r, settings.rounds)
+        record = _record(r + 1, done, scores, seconds, rejected, self.say(news), rate)
         self.records.append(record)
         self.states.update(done.kept)
         self.server = done.server  # last: only then is the round over
@@ -285,13 +286,15 @@ def play_round(
     """
     method, checks, setting = judge.method, judge.checks, judge.setting
     rounds, quorum = setting.rounds or 0, checks.find_quorum(len(clients))
+    rate = judge.task.training.rate.at(server.memory.round, rounds)
+    setting = setting._replace(lr=rate)
     refused: list[Refusal] = []
     notes: list[str] = []
     before, asked = server, list(clients)
     mine = {c: states[c] for c in clients if c in states}
 
     def ask(phase: Phase, some: Sequence[int]) -> tuple[Replies | None, Mapping[int, ClientState]]:
-        errand = Errand(some, make_broadcast(before, rounds), mine, seed, phase)
+        errand = Errand(some, make_broadcast(before, rounds, rate), mine, seed, phase)
         heard = desk.ask(errand, judge.expect(before, some, phase), checks)
         refused.extend(heard.refused)
         return heard.replies, heard.kept
@@ -343,6 +346,7 @@ def _record(
     seconds: float,
     rejected: Sequence[Rejection],
     news: Sequence[str],
+    rate: float,
 ) -> RoundRecord:
     """The record of a round."""
     weights: tuple[float, ...] = ()
@@ -350,7 +354,9 @@ def _record(
     if done.result is not None:
         weights = tuple(done.result.weights.double().tolist())
         figures = {name: tuple(value.double().reshape(-1).tolist()) for name, value in done.result.figures.items()}
-    return RoundRecord(number, done.clients, weights, figures, tuple(scores), seconds, tuple(rejected), tuple(news))
+    return RoundRecord(
+        number, done.clients, weights, figures, tuple(scores), seconds, tuple(rejected), tuple(news), rate
+    )
 
 
 def refuse_infinite(server: Server, method: Method, r: int) -> None:

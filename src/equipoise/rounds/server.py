@@ -286,9 +286,12 @@ def begin_server(method: Method, task: Task, cohort: int | None = None) -> Serve
     return replace(server, memory=Memory(shared=shared))
 
 
-def make_broadcast(server: Server, rounds: int) -> Broadcast:
-    """What the server sends to clients in its current round, of `rounds` planned for the run."""
-    return Broadcast(server.theta, server.buffers, server.memory.shared, server.memory.round, rounds)
+def make_broadcast(server: Server, rounds: int, lr: float | None = None) -> Broadcast:
+    """What the server sends to clients in its current round, of `rounds` planned for the run.
+
+    `lr` is the local learning rate of this round. Default: the one of the task's training.
+    """
+    return Broadcast(server.theta, server.buffers, server.memory.shared, server.memory.round, rounds, lr)
 
 
 def server_probe(method: Method, server: Server, replies: Replies, setting: Setting) -> Server:
