@@ -250,6 +250,14 @@ REPORTS: dict[str, Definition] = {
     "prototype_counts": Definition("[m, C]", "samples behind each prototype (zero: the prototype is missing)"),
     "control": Definition("[m, G]", "change of the client's control variate", length_power=1),
     "steps": Definition("[m]", "local optimizer steps that were done"),
+    "normaliser": Definition("[m]", "the sum of the weights with which the local gradients enter the update"),
+    "loss_valid": Definition(
+        "[m]", "mean cross-entropy of the *received* model on the validation data, eval mode",
+        is_loss=True, drives_weight=True,
+    ),
+    "loss_valid_trained": Definition(
+        "[m]", "mean cross-entropy of the *trained* model on the validation data, eval mode", is_loss=True
+    ),
     "personal": Definition("[m, P]", "the client's personal tensors after training, as one row", length_power=1),
 }  # fmt: skip
 OWN_REPORTS = frozenset(REPORTS)  # the names that the library defines
@@ -499,6 +507,7 @@ class Stepped(NamedTuple):
     direction: Tensor  # [G], edited
     state: Remembered = {}  # the part's next state
     evaluated: Tensor | None = None  # [G], the model to score if it is not the next theta
+    figures: Mapping[str, Tensor] = {}  # values behind the step, [m] or [] each: they go into the records
 
 
 class Sent(NamedTuple):

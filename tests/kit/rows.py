@@ -55,6 +55,12 @@ MORE = [
     "fdse + f2dc_modules",
     "f2dc_modules + fpl",
     "ditto + f2dc_modules",
+    "fedavgm(nesterov=True, damped=True, schedule='cosine')",
+    "fedheal + fedadam",
+    "fednova(mu=0.1)",
+    "fednova + fedavgm",
+    "feddg_ga(variant='released')",
+    "aaggff(setting='device')",
 ]
 
 

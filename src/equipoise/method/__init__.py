@@ -8,6 +8,7 @@ from equipoise.grammar import Value, require
 from equipoise.method.registry import METHODS, register
 from equipoise.method.value import ROLES, Method
 from equipoise.roles import Beginning, Mark, Merge, Part, Phase, Report, Scored, Shape, Share, Step, Term, Weigh, Wrap
+from equipoise.schedules import SCHEDULES, Rate, register_schedule
 from equipoise.types import (
     PERSONAL,
     PERSONAL_LOGITS,
@@ -48,6 +49,7 @@ __all__ = [
     "PERSONAL_LOGITS",
     "REPORTS",
     "ROLES",
+    "SCHEDULES",
     "VIEW",
     "Beginning",
     "ClientState",
@@ -66,6 +68,7 @@ __all__ = [
     "Part",
     "PerClient",
     "Phase",
+    "Rate",
     "Received",
     "Remembered",
     "Report",
@@ -92,5 +95,6 @@ __all__ = [
     "Wrap",
     "define_report",
     "register",
+    "register_schedule",
     "require",
 ]

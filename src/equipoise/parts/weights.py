@@ -22,6 +22,19 @@ def shares(values: Tensor) -> Tensor:
     return torch.where(total > 0, values / total.clamp(min=torch.finfo(values.dtype).tiny), 1 / len(values))
 
 
+def place_clients(round: Round, who: str) -> tuple[int, Tensor]:
+    """How many clients the federation has, and the places `[m]` of the round's clients in a tensor of one value for each.
+
+    A client's place is its id. `who` needs it, which an error says.
+    """
+    total = int(round.known("num_clients", who))
+    if not all(0 <= client < total for client in round.clients):
+        raise EquipoiseError(
+            f"{who} numbers the clients from 0 to {total - 1}, for num_clients={total}. Found {round.clients}."
+        )
+    return total, torch.tensor(round.clients, dtype=torch.long)
+
+
 @dataclass(frozen=True)
 class BySamples(Weigh, needs=("samples",)):
     """A client's weight is its share of the round's training samples, `n_k / sum_j n_j`. This is FedAvg's weighting."""

@@ -64,7 +64,7 @@ class Aggregated:
     server: Memory  # what the server remembers; pass it back in the next round
     tensor_weights: Tensor | None = None  # [m, tensors], for merges that weigh each tensor by itself
     evaluated: Tensor | None = None  # [G], the model to score if it is not theta
-    figures: Mapping[str, Tensor] = field(default_factory=dict)  # values behind the weights, [m] or [] each
+    figures: Mapping[str, Tensor] = field(default_factory=dict)  # values behind weights and steps, [m] or [] each
     warnings: tuple[str, ...] = ()  # what a reader of the results should know
 
     @cached_property
@@ -182,13 +182,14 @@ def _aggregate(
     if merged is None:
         merged = check_result(method.merge, method.merge(round, weighed.weights), Merged)
         check_shape(method.merge, "a direction", merged.direction, tuple(theta.shape))
-    direction, evaluated = merged.direction, None
+    direction, evaluated, figures = merged.direction, None, dict(weighed.figures)
     for step in method.step:
         stepped = check_result(step, step(round, direction, parts.state_of(step)), Stepped)
         direction = stepped.direction
         check_shape(step, "a direction", direction, tuple(theta.shape))
         parts.remember(step, stepped.state)
         evaluated = stepped.evaluated if stepped.evaluated is not None else evaluated
+        figures |= stepped.figures
     direction = direction.to(theta.dtype)
     # Without steps nobody else uses the direction, so that the next model can be computed in its memory, unless a merge
     # gave back the memory of something else.
@@ -214,7 +215,7 @@ def _aggregate(
         server=Memory(memory.round + 1, parts.remembered, {**memory.shared, **sent}),
         tensor_weights=merged.tensor_weights,
         evaluated=evaluated,
-        figures=weighed.figures,
+        figures=figures,
         warnings=(weighed.warning,) if weighed.warning else (),
     )
 
