@@ -14,6 +14,7 @@ from equipoise.parts.optimizers import AdaptiveStep
 
 REFERENCE = "Reddi et al., Adaptive federated optimization, ICLR 2021"
 FLAMBY: dict[str, Value] = {"beta1": 0.9, "tau": 1e-8, "start": 0.0}  # for heart disease, at each of the three
+# The rates on `scanners` are the best of three for the worst domain's accuracy on validation data, seeds 0 and 1.
 
 
 def _adapt(
@@ -37,7 +38,7 @@ def _adapt(
 @register(
     title="Adam at the server",
     reference=REFERENCE,
-    per_dataset={"heart": {**FLAMBY, "lr": 0.01, "beta2": 0.999}},
+    per_dataset={"heart": {**FLAMBY, "lr": 0.01, "beta2": 0.999}, "scanners": {"lr": 0.03}},
 )
 def fedadam(
     lr: float = 0.01,
@@ -58,7 +59,7 @@ def fedadam(
 @register(
     title="Yogi at the server: Adam whose squares grow slowly",
     reference=REFERENCE,
-    per_dataset={"heart": {**FLAMBY, "lr": 0.01, "beta2": 0.999}},
+    per_dataset={"heart": {**FLAMBY, "lr": 0.01, "beta2": 0.999}, "scanners": {"lr": 0.1}},
 )
 def fedyogi(
     lr: float = 0.01,
@@ -78,7 +79,7 @@ def fedyogi(
 @register(
     title="Adagrad at the server: steps that shrink where much has moved",
     reference=REFERENCE,
-    per_dataset={"heart": {**FLAMBY, "lr": 0.316228}},
+    per_dataset={"heart": {**FLAMBY, "lr": 0.316228}, "scanners": {"lr": 0.1}},
 )
 def fedadagrad(
     lr: float = 0.01,
