@@ -37,6 +37,12 @@ def put_together(method, updates=UPDATES, server=None, theta=None, clients=(0, 1
     return aggregate(method, theta, updates, clients=clients, reports=given, server=server, **facts)
 
 
+def kept_of(result, part, name):
+    """What the server remembers of all clients, in the order of their ids."""
+    rows = result.server.parts[part][name]
+    return torch.stack([rows[client] for client in sorted(rows)])
+
+
 def two_rounds(method):
     """The models after the common example's direction, and after (.1, -.2)."""
     first = put_together(method)
@@ -273,7 +279,7 @@ def test_feddg_ga_by_hand():
     close(ga("feddg_ga").weights, (0.4, 0.333333, 0.266667))
     # The released step of the first round is d (1 + 1/T) with T = 10: this d makes it 0.2.
     close(ga(f"feddg_ga(step={0.2 / 1.1}, variant='released')").weights, (0.375, 0.333333, 0.291667))
-    close(ga("feddg_ga").figures["gap"], (0.3, 0.1, -0.1))
+    assert sorted(ga("feddg_ga").figures) == ["loss_valid", "loss_valid_trained"]  # gaps follow from both
 
 
 def test_feddg_ga_guards():
@@ -300,8 +306,7 @@ def test_feddg_ga_uses_gaps_of_the_round_before_only():
 
     second = play((0, 1), first.server, [0.5, 0.6])
     third = play((0, 1, 2), second.server, [0.5, 0.6, 9.0])
-    assert bool(third.figures["gap"][2].isnan())
-    a = third.server.parts["weigh.generalisation_adjustment"]["a"]
+    a = kept_of(third, "weigh.generalisation_adjustment", "a")
     close(a.sum(), 1.0)
     assert a[0] > a[2] > a[1]
 
@@ -318,7 +323,7 @@ def test_feddg_ga_on_clients_with_equal_step_zero_is_uniform_fedavg():
 def test_aaggff_silo_by_hand():
     found = put_together("aaggff", loss=LOSSES)
     close(3 * found.figures["response"], (0.776870, 0.393469, 0.632121))
-    close(found.server.parts["weigh.online_weights"]["slopes"], (-0.215748, -0.109272, -0.175549))
+    close(kept_of(found, "weigh.online_weights", "slopes"), (-0.215748, -0.109272, -0.175549))
     close(found.weights, (0.345543, 0.318953, 0.335504))
     close(put_together("aaggff(variant='released')", loss=LOSSES).weights, (0.338077, 0.327746, 0.334177))
     normal = put_together("aaggff(response='normal')", loss=LOSSES).figures["response"]
@@ -337,10 +342,10 @@ def device(variant):
 def test_aaggff_device_by_hand():
     found = device("paper")
     close(found.figures["response"], (0.388435, 0.196735))
-    close(found.server.parts["weigh.online_weights"]["p"], (0.262497, 0.237807, 0.249848, 0.249848))
+    close(kept_of(found, "weigh.online_weights", "p"), (0.262497, 0.237807, 0.249848, 0.249848))
     close(found.weights, (0.524675, 0.475325))
     released = device("released")
-    close(released.server.parts["weigh.online_weights"]["p"], (0.252178, 0.232662, 0.257580, 0.257580))
+    close(kept_of(released, "weigh.online_weights", "p"), (0.252178, 0.232662, 0.257580, 0.257580))
     close(released.weights, (0.520126, 0.479874))
 
 
@@ -348,7 +353,7 @@ def test_the_second_newton_step_against_a_search():
     """The objective itself, summed over both rounds, minimised on a fine grid of the simplex."""
     first = put_together("aaggff", loss=LOSSES)
     second = put_together("aaggff", server=first.server, loss=[0.1, 0.8, 0.6])
-    p0, p1 = torch.full((3,), 1 / 3).double(), first.server.parts["weigh.online_weights"]["p"]
+    p0, p1 = torch.full((3,), 1 / 3).double(), kept_of(first, "weigh.online_weights", "p")
     r0 = (1 - torch.exp(-LOSSES / LOSSES.mean())) / 3
     later = torch.tensor([0.1, 0.8, 0.6]).double()
     r1 = (1 - torch.exp(-later / later.mean())) / 3

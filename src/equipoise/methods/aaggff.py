@@ -15,10 +15,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equipoise.method import Method, Round, State, Weigh, Weighed, register
+from equipoise.method import Method, PerClient, Round, State, Weigh, Weighed, register
 from equipoise.parts.minnorm import min_norm_weights
 from equipoise.parts.reports import GlobalLoss
-from equipoise.parts.weights import place_clients, shares
+from equipoise.parts.weights import lay_out, place_clients, shares
 
 Response = Literal["weibull", "exponential", "frechet", "normal", "gumbel", "logistic"]
 # Distribution -> its cumulative probability at a loss relative to the mean loss: from 0 to 1, and growing.
@@ -68,22 +68,24 @@ class OnlineWeights(Weigh, needs=("loss",), remembers="the sum of its responses,
         above = (response - mean) / share
         estimated[place] = above if self.released and not silo else mean + above
         first = (1.0 if silo else share) if self.released else 1 / total
-        p = state.tensor("p", loss.new_full((total,), first))
+        p = lay_out(state.rows("p"), total, loss.new_tensor(first))
         slope = -estimated / (1 + (p @ estimated if silo else mean * p.sum()))
-        slopes = state.tensor("slopes", torch.zeros_like(p)) + slope
+        slopes = lay_out(state.rows("slopes"), total, loss.new_zeros(())) + slope
         kept = {"slopes": slopes}
         if silo:
-            begin = ALPHA * torch.eye(total, dtype=p.dtype) if self.released else p.new_zeros(total, total)
-            curvature = state.tensor("curvature", begin) + slope.outer(slope)
-            anchor = state.tensor("anchor", torch.zeros_like(p)) + (0.0 if self.released else (slope @ p) * slope)
+            curvature = lay_out(state.rows("curvature"), total, p.new_zeros(total)) + slope.outer(slope)
+            anchor = lay_out(state.rows("anchor"), total, loss.new_zeros(()))
+            anchor = anchor + (0.0 if self.released else (slope @ p) * slope)
             strength = total / 4
-            quadratic = ALPHA * torch.eye(total, dtype=p.dtype) + strength * curvature
+            held = ALPHA * (1 + strength if self.released else 1.0)
+            quadratic = held * torch.eye(total, dtype=p.dtype) + strength * curvature
             p = minimise_on_simplex(quadratic, slopes - strength * anchor, ALPHA)
             kept |= {"curvature": curvature, "anchor": anchor}
         else:
             rate = math.sqrt(math.log(total)) / (math.sqrt(round.round + 2) * (2 + share))
             p = torch.softmax(-rate * slopes, 0)
-        return Weighed(shares(p[place]), {"p": p, **kept}, {"loss": loss, "response": response})
+        after = {name: PerClient(dict(enumerate(value))) for name, value in {"p": p, **kept}.items()}
+        return Weighed(shares(p[place]), after, {"loss": loss, "response": response})
 
     def _respond(self, loss: Tensor) -> Tensor:
         mean = loss.mean()

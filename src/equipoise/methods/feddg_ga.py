@@ -11,10 +11,23 @@ from typing import Literal
 
 import torch
 
-from equipoise.method import Method, Report, Round, State, Tensors, Trained, Weigh, Weighed, register, require
+from equipoise.method import (
+    Method,
+    PerClient,
+    Report,
+    Round,
+    State,
+    Tensors,
+    Trained,
+    Weigh,
+    Weighed,
+    register,
+    require,
+)
 from equipoise.parts.reports import mean_loss
-from equipoise.parts.weights import place_clients, shares
+from equipoise.parts.weights import lay_out, place_clients, shares
 
+NEVER = torch.tensor(-2)  # in place of a round: the client has not taken part yet
 EQUAL = 1e-6  # gaps that differ by less, relative to the losses, count as equal: losses have the precision of float32
 
 
@@ -49,20 +62,22 @@ class GeneralisationAdjustment(
     def __call__(self, round: Round, state: State) -> Weighed:
         total, place = place_clients(round, "feddg_ga")
         now, before = (round.reports[name].double() for name in ("loss_valid", "loss_valid_trained"))
-        a = state.tensor("a", now.new_full((total,), 1 / total)).clone()
-        last = state.tensor("trained", now.new_zeros(total)).clone()
-        seen = state.tensor("seen", torch.full((total,), -2)).clone()  # the round in which a client last took part
-        gap = torch.where(seen[place] == round.round - 1, now - last[place], torch.nan)
-        known = ~gap.isnan()
+        a = lay_out(state.rows("a"), total, now.new_tensor(1 / total))
+        trained, seen = state.rows("trained"), state.rows("seen")  # at each client's last part, and in which round
+        known = torch.tensor([int(seen.get(c, NEVER)) == round.round - 1 for c in round.clients])
         if bool(known.any()):
-            moved = gap[known] - gap[known].mean() if self.centred else gap[known]
+            gap = now[known] - trained.take([c for c, is_known in zip(round.clients, known, strict=True) if is_known])
+            moved = gap - gap.mean() if self.centred else gap
             largest = moved.abs().max()
             if largest > EQUAL * now.abs().max():  # otherwise the step would follow rounding errors
                 a[place[known]] = (a[place[known]] + self._find_step(round) / total * moved / largest).clamp(0, 1)
                 a = shares(a)
-        last[place], seen[place] = before, round.round
-        figures = {"loss_valid": now, "gap": gap}
-        return Weighed(shares(a[place]), {"a": a, "trained": last, "seen": seen}, figures)
+        kept = {
+            "a": PerClient(dict(enumerate(a))),
+            "trained": trained.put(round.clients, before),
+            "seen": seen.put(round.clients, torch.full_like(place, round.round)),
+        }
+        return Weighed(shares(a[place]), kept, {"loss_valid": now, "loss_valid_trained": before})
 
     def _find_step(self, round: Round) -> float:
         """The step size for gaps of the model of the round before."""

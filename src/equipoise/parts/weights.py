@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.roles import Weigh
-from equipoise.types import EquipoiseError, Reports, Round, State, Weighed
+from equipoise.types import EquipoiseError, PerClient, Reports, Round, State, Weighed
 
 
 def shares(values: Tensor) -> Tensor:
@@ -33,6 +33,11 @@ def place_clients(round: Round, who: str) -> tuple[int, Tensor]:
             f"{who} numbers the clients from 0 to {total - 1}, for num_clients={total}. Found {round.clients}."
         )
     return total, torch.tensor(round.clients, dtype=torch.long)
+
+
+def lay_out(rows: PerClient, total: int, first: Tensor) -> Tensor:
+    """One value for each of all clients, `[N, ...]`, in the order of their ids: `first` for those that have none yet."""
+    return torch.stack([rows.get(client, first) for client in range(total)])
 
 
 @dataclass(frozen=True)
