@@ -8,7 +8,7 @@ each schedule but the last says in `rounds` how long it lasts. The last one last
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
@@ -161,7 +161,8 @@ class Rate:
     schedule: str = CONSTANT
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "schedule", " + ".join(map(str, parse_schedule(self.schedule))))
+        if not self.is_constant:
+            object.__setattr__(self, "schedule", " + ".join(map(str, parse_schedule(self.schedule))))
 
     @property
     def is_constant(self) -> bool:
@@ -175,9 +176,18 @@ class Rate:
 
     def at(self, round: int, rounds: int) -> float:
         """The rate in this round, counted from 0, of a run of `rounds` rounds. An error if no run can train with it."""
+        return self.base if self.is_constant else self._find(parse_schedule(self.schedule), round, rounds)
+
+    def tabulate(self, rounds: int) -> list[float]:
+        """The rates of all rounds of a run. An error names the first round in which no run can train."""
         if self.is_constant:
-            return self.base
-        begin, stages = 0, parse_schedule(self.schedule)
+            return [self.base] * rounds
+        stages = parse_schedule(self.schedule)
+        return [self._find(stages, round, rounds) for round in range(rounds)]
+
+    def _find(self, stages: Sequence[Stage], round: int, rounds: int) -> float:
+        """The rate in this round, by the stage at work in it."""
+        begin = 0
         for stage in stages[:-1]:
             assert stage.rounds is not None
             if round < begin + stage.rounds:
@@ -193,7 +203,3 @@ class Rate:
                 f"must be above 0 and finite. `{stage}` is at work there: give it another end, or let the run end before."
             )
         return rate
-
-    def tabulate(self, rounds: int) -> list[float]:
-        """The rates of all rounds of a run. An error names the first round in which no run can train."""
-        return [self.at(round, rounds) for round in range(rounds)]

@@ -195,8 +195,7 @@ class _Loop:
             if any(score.metric == "loss" and not math.isfinite(score.value) for score in scores):
                 raise _diverged(settings.method, r)
         seconds = time.perf_counter() - clock
-        rate = self.begun.task.training.rate.at(r, settings.rounds)
-        record = _record(r + 1, done, scores, seconds, rejected, self.say(news), rate)
+        record = _record(r + 1, done, scores, seconds, rejected, self.say(news), self.judge.rates[r])
         self.records.append(record)
         self.states.update(done.kept)
         self.server = done.server  # last: only then is the round over
@@ -235,6 +234,7 @@ class Judge:
     checks: Checks
     guard: Guard | None
     samples: Mapping[int, float]  # how many training samples each client has
+    rates: Sequence[float]  # the local learning rate of each round
 
     @classmethod
     def of(cls, run: Run) -> Judge:
@@ -242,7 +242,8 @@ class Judge:
         settings, task = run.settings, run.task
         method = settings.method if settings.guard is None else cap_weights(settings.method, settings.guard)
         setting = task.setting(settings.rounds, settings.seed)
-        return cls(method, task, setting, settings.checks, settings.guard, count_declared_samples(task))
+        rates = task.training.rate.tabulate(settings.rounds)
+        return cls(method, task, setting, settings.checks, settings.guard, count_declared_samples(task), rates)
 
     def expect(self, server: Server, clients: Sequence[int], phase: Phase) -> Expected:
         """What these clients are to send in this phase."""
@@ -286,7 +287,7 @@ def play_round(
     """
     method, checks, setting = judge.method, judge.checks, judge.setting
     rounds, quorum = setting.rounds or 0, checks.find_quorum(len(clients))
-    rate = judge.task.training.rate.at(server.memory.round, rounds)
+    rate = judge.rates[server.memory.round]
     setting = setting._replace(lr=rate)
     refused: list[Refusal] = []
     notes: list[str] = []
