@@ -295,6 +295,9 @@ def test_an_experiment_file(tmp_path):
     (job,) = read_experiment(file).jobs
     assert job.training is not None
     assert job.training.schedule == MIXED
+    file.write_text(text.format("linear(rounds=2)"))
+    with pytest.raises(EquipoiseError, match=r"plan.toml:.* in round 3 of 4"):
+        read_experiment(file)
     file.write_text(text.format("cosin"))
     with pytest.raises(EquipoiseError, match=r"plan.toml:6: Unknown schedule `cosin`. Did you mean `cosine`\?"):
         read_experiment(file)

@@ -95,7 +95,7 @@ def test_limits_below_one_are_refused(name):
 def test_which_methods_losses_drive():
     guarded = {name: cap_weights(parse(name), DEPLOYMENT_GUARD) for name in METHODS}
     found = {name for name, method in guarded.items() if isinstance(method.weigh, CappedWeigh)}
-    assert found == {"afl", "fedfe", "gifair", "qffl", "term"}
+    assert found == {"aaggff", "afl", "feddg_ga", "fedfe", "gifair", "qffl", "term"}
     assert [name for name, method in guarded.items() if any(isinstance(s, CappedShare) for s in method.share)] == [
         "eagle"
     ]
