@@ -178,6 +178,11 @@ class Rate:
         """The rate in this round, counted from 0, of a run of `rounds` rounds. An error if no run can train with it."""
         return self.base if self.is_constant else self._find(parse_schedule(self.schedule), round, rounds)
 
+    def check(self, rounds: int) -> None:
+        """Refuse a schedule by which a run of so many rounds cannot train. The error names the first such round."""
+        if not self.is_constant:
+            self.tabulate(rounds)
+
     def tabulate(self, rounds: int) -> list[float]:
         """The rates of all rounds of a run. An error names the first round in which no run can train."""
         if self.is_constant:

@@ -195,7 +195,7 @@ class _Loop:
             if any(score.metric == "loss" and not math.isfinite(score.value) for score in scores):
                 raise _diverged(settings.method, r)
         seconds = time.perf_counter() - clock
-        record = _record(r + 1, done, scores, seconds, rejected, self.say(news), self.judge.rates[r])
+        record = _record(r + 1, done, scores, seconds, rejected, self.say(news), self.judge.find_rate(r))
         self.records.append(record)
         self.states.update(done.kept)
         self.server = done.server  # last: only then is the round over
@@ -234,7 +234,7 @@ class Judge:
     checks: Checks
     guard: Guard | None
     samples: Mapping[int, float]  # how many training samples each client has
-    rates: Sequence[float]  # the local learning rate of each round
+    rates: Sequence[float] = ()  # the local learning rate of each round, where it follows a schedule
 
     @classmethod
     def of(cls, run: Run) -> Judge:
@@ -242,8 +242,13 @@ class Judge:
         settings, task = run.settings, run.task
         method = settings.method if settings.guard is None else cap_weights(settings.method, settings.guard)
         setting = task.setting(settings.rounds, settings.seed)
-        rates = task.training.rate.tabulate(settings.rounds)
+        rate = task.training.rate
+        rates = () if rate.is_constant else rate.tabulate(settings.rounds)  # once: a schedule is read from text
         return cls(method, task, setting, settings.checks, settings.guard, count_declared_samples(task), rates)
+
+    def find_rate(self, round: int) -> float:
+        """The local learning rate of this round, counted from 0."""
+        return self.rates[round] if self.rates else self.task.training.lr
 
     def expect(self, server: Server, clients: Sequence[int], phase: Phase) -> Expected:
         """What these clients are to send in this phase."""
@@ -287,7 +292,7 @@ def play_round(
     """
     method, checks, setting = judge.method, judge.checks, judge.setting
     rounds, quorum = setting.rounds or 0, checks.find_quorum(len(clients))
-    rate = judge.rates[server.memory.round]
+    rate = judge.find_rate(server.memory.round)
     setting = setting._replace(lr=rate)
     refused: list[Refusal] = []
     notes: list[str] = []

@@ -111,7 +111,7 @@ class Settings:
             until_flat=until_flat,
         )
         for rate in found.rates:
-            rate.tabulate(found.rounds)
+            rate.check(found.rounds)
         require(
             checks.quorum is None or checks.quorum <= found.cohort,
             "quorum",

@@ -61,7 +61,7 @@ class Plan:
             require(getattr(self, name) > 0, name, "above 0", getattr(self, name))
         refuse_unprotected(self.chosen, self.protection)
         if self.rounds is not None:  # otherwise the rounds are known when the sites are connected
-            Training(**{n: v for n, v in self.training.items() if n in ("lr", "schedule")}).rate.tabulate(self.rounds)  # type: ignore[arg-type]
+            Training(**{n: v for n, v in self.training.items() if n in ("lr", "schedule")}).rate.check(self.rounds)  # type: ignore[arg-type]
         if self.chosen.is_pooled:
             raise EquipoiseError(
                 f"`{self.chosen}` trains on all data in one place, and here no data leaves its site. Run it as a "
