@@ -84,9 +84,19 @@ NOT_HERE = (
     "paper could be had, and the abstract does not determine it. It is left out rather than invented.",
     "- **FOCUS** trains several models per client and assigns clients to them softly. It stands in none of the five papers' "
     "tables, and its algorithm is known to us from its abstract alone. It is left out.",
+    "- **FedISM** weighs clients by the sharpness of their losses and trains them with steps whose gradient is taken at a "
+    "second point, beside the model. A `terms` part sees one gradient per step, at the model itself, so that the local half "
+    "cannot be said yet; the weights without it would be another method under the same name.",
+    "- **FedPW** is known to us from its code and abstract alone: the formulas and values of the paper could not be "
+    "checked, the code masks running statistics and counters with the weights, and needs every client in every round.",
+    "- **FedGini** is known to us from another paper's code alone, which gives the largest weight to the wrong client for "
+    "most losses. Its own paper was not found.",
+    "- **FedMDFG** asks clients for the losses of several models *within* a round (a line search). "
+    "[`fedlf`](fedlf.md) is the near relative that does not.",
 )
 COMBINING = (
-    "They combine with `+` unless two set the same thing: `moon + fedheal`, `scaffold + qffl`, `fpl + f2dc_modules`. Where "
+    "They combine with `+` unless two set the same thing: `moon + fedheal`, `scaffold + qffl`, `fpl + f2dc_modules`, "
+    "`fedheal + fedadam`. Where "
     'public code differs from a paper in a way that moves results, `variant="released"` follows the code; the default is the '
     "paper's. `power_of_choice` and the methods that begin with `select` change who takes part, and nothing else but equal "
     "weights where it says so: add them to any method, as in `fedheal + power_of_choice(candidates=6)`, with a participation "

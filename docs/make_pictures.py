@@ -24,11 +24,12 @@ from pictures_of.features import (
 )
 from pictures_of.local_training import draw_ditto, draw_feddyn, draw_fedprox, draw_propfair, draw_scaffold
 from pictures_of.selections import draw_selection
+from pictures_of.server_paths import draw_fednova, draw_optimizer
 from pictures_of.server_rules import (
-    draw_afl,
     draw_by_strength,
     draw_fedfv,
     draw_fedmgda_plus,
+    draw_over_rounds,
     draw_per_tensor,
     draw_rule,
 )
@@ -36,12 +37,19 @@ from pictures_of.server_rules import (
 FOLDER = Path(__file__).parent / "pictures" / "methods"
 
 PICTURES: dict[str, Callable[[], plt.Figure]] = {
-    "afl": draw_afl,
+    "aaggff": draw_over_rounds(
+        "aaggff", (1, 2, 5, 10, 20, 50, 100), (1, 10, 50, 100), "weights move slowly to large losses"
+    ),
+    "afl": draw_over_rounds("afl(gamma=0.05)", range(1, 11), (1, 2, 4, 8), "lambda climbs to the largest loss"),
     "daa": draw_rule("daa"),
     "ditto": draw_ditto,
     "eagle": draw_rule("eagle(apply='server', lag=0)", "eagle, on the server"),
     "fdse": draw_per_tensor("fdse", weights=True),
+    "fedadagrad": draw_optimizer("fedadagrad(lr=0.5)"),
+    "fedadam": draw_optimizer("fedadam(lr=0.2)"),
+    "fedavgm": draw_optimizer("fedavgm(beta=0.7)"),
     "fedbn": draw_fedbn,
+    "feddg_ga": draw_over_rounds("feddg_ga(step=0.5)", range(1, 11), (1, 2, 4, 8), "weights follow the gaps"),
     "feddyn": draw_feddyn,
     "fedequilibria": draw_by_strength("fedequilibria", "t", (0.0, 0.3, 0.7, 1.0)),
     "fedfe": draw_by_strength("fedfe", "q", (0.0, 0.2, 1.0, 5.0), ", lr=1.0"),
@@ -50,12 +58,14 @@ PICTURES: dict[str, Callable[[], plt.Figure]] = {
     "fedlf": draw_per_tensor("fedlf", weights=False),
     "fedlsa": draw_fedlsa,
     "fedmgda_plus": draw_fedmgda_plus,
+    "fednova": draw_fednova,
     "fedproc": draw_fedproc,
     "fedproto": draw_fedproto,
     "fedprox": draw_fedprox,
     "fedrcl": draw_fedrcl,
     "fedsa": draw_fedsa,
     "fedtgp": draw_fedtgp,
+    "fedyogi": draw_optimizer("fedyogi(lr=0.2)"),
     "fpl": draw_fpl,
     "gifair": draw_by_strength("gifair", "strength", (0.0, 0.3, 0.6, 0.9)),
     "moon": draw_moon,

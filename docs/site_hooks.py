@@ -21,7 +21,7 @@ from typing import Any
 
 TOP = Path(__file__).parents[1]
 PAGES = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-LINKED = ("CITATION.cff", "examples/new_method.py")  # what pages link to, and is no page
+LINKED = ("CITATION.cff", "examples/new_method.py", "examples/own_pieces.py")  # what pages link to, and is no page
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 REFERENCE = {"equipoise": "equipoise.md", "equipoise.method": "method.md"}  # modules whose public names are spelt out
 log = logging.getLogger("mkdocs.hooks.equipoise")

@@ -312,3 +312,83 @@ def feddyn(rounds, theta, alpha, total):
         mean = local.mean(0)
         theta = mean - h / alpha
         yield theta, mean
+
+
+def momentum(rounds, theta, beta, rate, nesterov, damped):
+    b = np.zeros_like(theta)
+    for _, D, reports in rounds:
+        p = reports["samples"] / reports["samples"].sum()
+        d = (p @ D) * ((1 - beta) if damped else 1)
+        b = beta * b + d
+        theta = theta + rate * (d + beta * b if nesterov else b)
+        yield theta, p
+
+
+def adaptive(rounds, theta, rule, rate, beta1, beta2, tau, start):
+    m, v = np.zeros_like(theta), np.full_like(theta, start)
+    for _, D, reports in rounds:
+        p = reports["samples"] / reports["samples"].sum()
+        d = p @ D
+        m = beta1 * m + (1 - beta1) * d
+        v = {
+            "adam": beta2 * v + (1 - beta2) * d**2,
+            "yogi": v - (1 - beta2) * d**2 * np.sign(v - d**2),
+            "adagrad": v + d**2,
+        }[rule]
+        theta = theta + rate * m / (np.sqrt(v) + tau)
+        yield theta, p
+
+
+def fednova(rounds, theta, proximal):
+    for _, D, reports in rounds:
+        p, a = reports["samples"] / reports["samples"].sum(), reports["normaliser"]
+        length = p @ (reports["steps"] if proximal else a)
+        theta = theta + length * sum(p[k] * D[k] / a[k] for k in range(len(D)))
+        yield theta, length * p / a
+
+
+def feddg_ga(rounds, theta, step, total, planned, released):
+    a, trained, last = np.full(total, 1 / total), {}, ()
+    for t, (clients, D, reports) in enumerate(rounds):
+        gaps = {c: reports["loss_valid"][i] - trained[c] for i, c in enumerate(clients) if c in last}
+        if gaps:
+            mean = 0.0 if released else np.mean(list(gaps.values()))
+            largest = max(abs(g - mean) for g in gaps.values())
+            d = step * (1 - (t - 2 if released else t - 1) / planned)
+            if largest > 1e-9:
+                for c, g in gaps.items():
+                    a[c] = min(1, max(0, a[c] + d / total * (g - mean) / largest))
+                a = a / a.sum()
+        trained, last = dict(zip(clients, reports["loss_valid_trained"], strict=True)), clients
+        w = a[list(clients)] / a[list(clients)].sum()
+        theta = theta + w @ D
+        yield theta, w
+
+
+def aaggff(rounds, theta, total, silo, released):
+    p, past = None, []
+    for t, (clients, D, reports) in enumerate(rounds, 1):
+        C = len(clients) / total
+        x = reports["loss"] / reports["loss"].mean()
+        r = (1 - np.exp(-x)) * (1 / total if silo else C)
+        if p is None:
+            p = np.full(total, (1.0 if silo else C) if released else 1 / total)
+        full = np.full(total, r.mean())
+        for i, c in enumerate(clients):
+            full[c] = (r[i] - r.mean()) / C + (0 if released and not silo else r.mean())
+        g = -full / (1 + (p @ full if silo else r.mean() * p.sum()))
+        past.append((g, p))
+        G = sum(g for g, _ in past)
+        if silo:
+            beta = total / 4
+            H = sum(np.outer(g, g) for g, _ in past) + (4 * np.eye(total) if released else 0)
+            linear = G - (0 if released else beta * sum((g @ at) * g for g, at in past))
+            bounds = np.hstack([np.ones((total, 1)), np.eye(total)])
+            one = np.concatenate([[1.0], np.zeros(total)])
+            p = quadprog.solve_qp(4 * np.eye(total) + beta * H, -linear, bounds, one, meq=1)[0]
+        else:
+            e = np.exp(-G * np.sqrt(np.log(total)) / (np.sqrt(t + 1) * (2 + C)))
+            p = e / e.sum()
+        w = p[list(clients)] / p[list(clients)].sum()
+        theta = theta + w @ D
+        yield theta, w

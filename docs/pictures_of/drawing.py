@@ -36,6 +36,8 @@ REPORTS = {
     "gap": torch.tensor([0.1, 0.5, 0.9], dtype=torch.float64),
     "fisher": torch.tensor([[0.2, 0.1], [0.4, 0.3], [0.3, 0.8]], dtype=torch.float64),
     "personal": torch.tensor([[1.0, 0.2], [0.9, 0.5], [-0.6, 1.0]], dtype=torch.float64),
+    "loss_valid": torch.tensor([0.5, 1.1, 2.1], dtype=torch.float64),
+    "loss_valid_trained": torch.tensor([0.45, 0.8, 1.2], dtype=torch.float64),
 }
 FACTS: dict[str, Any] = {"num_clients": 3, "rounds": 10, "num_classes": 10, "num_domains": 3, "total_samples": 100}
 OPTIMA = torch.tensor([[2.0, 0.0], [0.4, 1.6], [-1.6, 1.2]])  # of the three clients' bowls

@@ -70,15 +70,19 @@ def draw_by_strength(name: str, parameter: str, values: Sequence[float], rest: s
     return draw
 
 
-def draw_afl() -> plt.Figure:
-    """AFL: the direction and the weights over ten rounds in which the losses stay the same."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(6.4, 2.6), width_ratios=(3, 2), layout="constrained")
-    found = [play("afl(gamma=0.05)", r) for r in range(1, 11)]
-    shades = {1: "0.75", 2: "0.5", 4: "0.3", 8: "0.05"}
-    directions = {f"{r}": (found[r - 1].direction, shade) for r, shade in shades.items()}
-    draw_updates(left, directions, "three clients' updates, and the direction in round")
-    draw_weights_over(right, "round", range(1, 11), [one.weights for one in found], "lambda climbs to the largest loss")
-    return figure
+def draw_over_rounds(method: str, rounds: Sequence[int], shown: Sequence[int], title: str) -> Callable[[], plt.Figure]:
+    """The direction and the weights over rounds in which the clients report the same."""
+
+    def draw() -> plt.Figure:
+        figure, (left, right) = plt.subplots(1, 2, figsize=(6.4, 2.6), width_ratios=(3, 2), layout="constrained")
+        found = {r: play(method, r) for r in rounds}
+        shades = ("0.75", "0.5", "0.3", "0.05")
+        directions = {f"{r}": (found[r].direction, shade) for r, shade in zip(shown, shades, strict=True)}
+        draw_updates(left, directions, "three clients' updates, and the direction in round")
+        draw_weights_over(right, "round", rounds, [one.weights for one in found.values()], title)
+        return figure
+
+    return draw
 
 
 def draw_fedfv() -> plt.Figure:

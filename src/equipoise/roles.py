@@ -370,8 +370,9 @@ class Step(Part):
     """Edits the direction that is added to the model."""
 
     role = "step"
-    comes_last: ClassVar[bool] = False
-    """Whether it goes after all other steps in a sum of methods, because it needs the final direction."""
+    comes_last: ClassVar[int] = 0
+    """The place of this step among several in a sum of methods, lowest first: 0 makes the direction, 1 takes it for a
+    gradient (an optimizer of the server), 2 needs the final one."""
     reads_updates: ClassVar[bool] = True
     """Whether it uses `round.updates` or `round.reported`. If no part does, the server keeps only a sum of the
     updates."""

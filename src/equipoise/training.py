@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, get_args, get_type_hints
 
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from equipoise.errors import EquipoiseError
 from equipoise.grammar import Mistakes, Value, did_you_mean, fit_to_type, require
+from equipoise.schedules import CONSTANT, Rate
 
 # Optimizers that treat every entry by itself, so that the tensors of many clients can be stacked into one.
 ELEMENTWISE = frozenset(
@@ -27,17 +28,19 @@ class Training:
     epochs: int = 1  # passes over the client's data per round
     steps: int | None = None  # optimizer steps per round; when given, it takes the place of `epochs`
     batch: int | None = 32  # samples per step; None: all of the client's samples
-    lr: float = 0.01  # learning rate
+    lr: float = 0.01  # learning rate, which `schedule` changes over rounds
     momentum: float = 0.0
     weight_decay: float = 0.0
     optimizer: str = "SGD"  # the name of a class in torch.optim
     clip: float | None = None  # upper bound on the norm of a client's gradient; None: no bound
+    schedule: str = CONSTANT  # the learning rate over rounds, such as "warmup(rounds=5) + cosine": see `schedules.py`
 
     def __post_init__(self) -> None:
         require(self.epochs >= 1, "epochs", "at least 1", self.epochs)
         require(self.steps is None or self.steps >= 1, "steps", "at least 1, or None", self.steps)
         require(self.batch is None or self.batch >= 1, "batch", "at least 1, or None for the full batch", self.batch)
         require(self.lr > 0, "lr", "above 0", self.lr)
+        object.__setattr__(self, "schedule", self.rate.schedule)  # as text that is written in one way
         require(0 <= self.momentum < 1, "momentum", "at least 0 and below 1", self.momentum)
         require(self.weight_decay >= 0, "weight_decay", "at least 0", self.weight_decay)
         require(self.clip is None or self.clip > 0, "clip", "above 0, or None", self.clip)
@@ -64,6 +67,18 @@ class Training:
     def change_as_demanded(self, demands: Iterable[tuple[str, Value]]) -> Training:
         """The settings with those that a method demands (FedSGD: one full-batch step) put in their place."""
         return replace(self, **dict(demands))  # type: ignore[arg-type]
+
+    @property
+    def rate(self) -> Rate:
+        """The learning rate over rounds."""
+        return Rate(self.lr, self.schedule)
+
+    def describe(self) -> dict[str, Any]:
+        """The settings by name. A schedule that changes nothing is left out, so that records stay as they were without."""
+        found = asdict(self)
+        if self.rate.is_constant:
+            del found["schedule"]
+        return found
 
     @property
     def is_plain_sgd(self) -> bool:

@@ -250,6 +250,14 @@ REPORTS: dict[str, Definition] = {
     "prototype_counts": Definition("[m, C]", "samples behind each prototype (zero: the prototype is missing)"),
     "control": Definition("[m, G]", "change of the client's control variate", length_power=1),
     "steps": Definition("[m]", "local optimizer steps that were done"),
+    "normaliser": Definition("[m]", "the sum of the weights with which the local gradients enter the update"),
+    "loss_valid": Definition(
+        "[m]", "mean cross-entropy of the *received* model on the validation data, eval mode",
+        is_loss=True, drives_weight=True,
+    ),
+    "loss_valid_trained": Definition(
+        "[m]", "mean cross-entropy of the *trained* model on the validation data, eval mode", is_loss=True
+    ),
     "personal": Definition("[m, P]", "the client's personal tensors after training, as one row", length_power=1),
 }  # fmt: skip
 OWN_REPORTS = frozenset(REPORTS)  # the names that the library defines
@@ -302,6 +310,7 @@ class Broadcast:
     shared: Shared  # what the `share` parts send beside the model
     round: int  # counted from 0
     rounds: int  # planned for the run
+    lr: float | None = None  # the local learning rate of this round; None: the one of the task's training
 
 
 @dataclass(frozen=True)
@@ -423,7 +432,7 @@ class Setting(NamedTuple):
     num_classes: int | None = None
     num_domains: int | None = None
     total_samples: int | None = None  # training samples of all clients together
-    lr: float | None = None  # the local learning rate
+    lr: float | None = None  # the local learning rate: the one fact that a schedule changes from round to round
     layout: Layout | None = None  # of the shared parameters
     seed: int = 0  # of the run
     personal: Layout | None = None  # of the personal parameters
@@ -522,6 +531,7 @@ class Stepped(NamedTuple):
     direction: Tensor  # [G], edited
     state: Remembered = {}  # the part's next state
     evaluated: Tensor | None = None  # [G], the model to score if it is not the next theta
+    figures: Mapping[str, Tensor] = {}  # values behind the step, [m] or [] each: they go into the records
 
 
 class Sent(NamedTuple):

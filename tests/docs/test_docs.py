@@ -3,7 +3,9 @@
 import importlib
 import re
 import runpy
+import sys
 import warnings
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from equipoise.engine.runners import RUNNERS
 from equipoise.grammar import split_list
 from equipoise.method import METHODS
 from equipoise.methods import parse
+from equipoise.schedules import SCHEDULES
 from kit import blobs
 
 ROOT = Path(__file__).parents[2]
@@ -27,7 +30,7 @@ def blocks(page, language):
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda p: p.name)
 def test_code_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    known = set(METHODS)
+    known, schedules = set(METHODS), set(SCHEDULES)
     names = {"__name__": "page"}
     try:
         with warnings.catch_warnings():
@@ -37,6 +40,8 @@ def test_code_blocks_run(page, tmp_path, monkeypatch):
     finally:
         for name in set(METHODS) - known:
             del METHODS[name]
+        for name in set(SCHEDULES) - schedules:
+            del SCHEDULES[name]
 
 
 def test_the_example_of_a_new_method_runs_through_every_runner(monkeypatch, capsys):
@@ -65,6 +70,74 @@ def test_the_example_of_a_new_method_runs_through_every_runner(monkeypatch, caps
         assert "by_loss(power=2)" in capsys.readouterr().out
     finally:
         METHODS.pop("by_loss", None)
+
+
+@pytest.fixture
+def own_pieces(monkeypatch):
+    """`examples/own_pieces.py`, imported under a name that worker processes find, too."""
+    path = ROOT / "examples" / "own_pieces.py"
+    monkeypatch.syspath_prepend(path.parent)
+    sys.modules.pop("own_pieces", None)
+    importlib.import_module("own_pieces")
+    yield path.read_text()
+    for name in ("nesterov", "qffl_shares"):
+        METHODS.pop(name, None)
+    SCHEDULES.pop("gentle", None)
+
+
+def test_the_examples_of_pieces_are_short_and_stand_on_the_page(own_pieces):
+    page = (ROOT / "docs" / "new_method.md").read_text()
+    pieces = own_pieces.split("GlobalLoss\n\n\n", 1)[1].split("\n\n\n")
+    step, make_step, schedule, weigh, make_weigh = (piece.strip() for piece in pieces)
+    for text in (f"{step}\n\n\n{make_step}", schedule, f"{weigh}\n\n\n{make_weigh}"):
+        assert text in page, "page and example differ"
+        assert len(text.splitlines()) < 15
+
+
+@pytest.mark.usefixtures("own_pieces")
+@pytest.mark.parametrize(
+    ("text", "schedule"),
+    [
+        ("fedheal + nesterov(beta=0.5)", "constant"),
+        ("fedheal", "gentle(warm=2)"),
+        ("fedheal(fael=False) + qffl_shares(q=2)", "constant"),
+        ("fedheal(fael=False) + qffl_shares(q=2) + nesterov(beta=0.5)", "gentle(rounds=3, warm=2) + cosine"),
+    ],
+)
+def test_pieces_of_ones_own_with_fedheal_everywhere(text, schedule):
+    """The same numbers in every runner and over Flower."""
+    pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipoise[flower]'")
+    from equipoise.flower import Plan, client_app, federate
+    from kit.flower import LoopGrid
+
+    data = blobs()
+    training = replace(
+        data.protocol.training, lr=0.02, schedule=schedule
+    )  # real sites refuse updates that grow at a large rate
+    options = {"rounds": 4, "training": training, "model": "linear"}
+    results = [run(text, data, runner=runner, **options) for runner in RUNNERS]
+    plan = Plan(method=text, sites=4, rounds=4, model="linear", training={"lr": 0.02, "schedule": schedule})
+    grid = LoopGrid(client_app(plan, data=data), {k + 1: {"partition-id": k} for k in range(4)})
+    real = federate(grid, plan)
+    inline = results[list(RUNNERS).index("inline")]
+    assert torch.equal(real.server.theta, inline.server.theta)
+    for result in (*results, real):
+        torch.testing.assert_close(result.server.theta, inline.server.theta, rtol=1e-5, atol=1e-6)
+        assert [r.lr for r in result.rounds] == training.rate.tabulate(4)
+        for record, wanted in zip(result.rounds, inline.rounds, strict=True):
+            assert record.weights == pytest.approx(wanted.weights, rel=1e-5)
+    same = {**options, "training": replace(training, schedule="constant")}
+    plain = run("fedheal", data, runner="inline", **same)
+    assert not torch.allclose(plain.server.theta, inline.server.theta, atol=1e-4)
+
+
+@pytest.mark.usefixtures("own_pieces")
+def test_the_step_of_the_example_is_that_of_the_library():
+    own, ours = (
+        run(f"fedheal + {text}", blobs(), runner="inline").server.theta
+        for text in ("nesterov(beta=0.5)", "fedavgm(beta=0.5, nesterov=True)")
+    )
+    torch.testing.assert_close(own, ours, rtol=1e-6, atol=1e-7)
 
 
 def test_the_quick_start_is_short():

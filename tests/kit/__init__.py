@@ -279,6 +279,10 @@ def random_round(seed: int, clients: tuple[int, ...], size: int = G) -> RandomRo
         "prototypes": uniform(m, CLASSES, WIDTH),
         "prototype_counts": (counts - 8).clamp(min=0),  # some clients lack some classes
         "personal": uniform(m, PERSONAL) - 0.5,
+        "steps": (1 + 9 * uniform(m)).round(),
+        "normaliser": 1 + 20 * uniform(m),
+        "loss_valid": 0.2 + uniform(m),
+        "loss_valid_trained": 0.1 + uniform(m),
     }
     return RandomRound(clients, updates, reports)
 

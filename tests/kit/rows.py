@@ -59,6 +59,12 @@ MORE = [
     "fedheal + power_of_choice(candidates=4)",
     "eagle(lag=0, lstar_epochs=4) + power_of_choice",
     "fedbn + select_in_turn",
+    "fedavgm(nesterov=True, damped=True, schedule='cosine')",
+    "fedheal + fedadam",
+    "fednova(mu=0.1)",
+    "fednova + fedavgm",
+    "feddg_ga(variant='released')",
+    "aaggff(setting='device')",
 ]
 
 

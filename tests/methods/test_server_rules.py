@@ -9,10 +9,13 @@ import torch
 from equipoise import parse
 from kit import CLASSES, LAYOUT, ROUNDS, G, random_round, rolled
 from numpy_rules import (
+    aaggff,
+    adaptive,
     afl,
     domain_aware,
     eagle_server,
     fdse,
+    feddg_ga,
     feddyn,
     fedequilibria,
     fedfe,
@@ -20,7 +23,9 @@ from numpy_rules import (
     fedheal,
     fedlf,
     fedmgda_plus,
+    fednova,
     gifair,
+    momentum,
     qffl,
     scaffold_control,
     term,
@@ -181,3 +186,42 @@ def test_fedavg_by_samples_and_uniform():
 def test_the_literal_momentum_of_fedfe_destroys_the_model():
     *_, last = rolled(parse("fedfe(q=0, beta_init=0, tau=0, lr=0.1, momentum='literal')"))
     assert torch.allclose(last.theta, last.weights @ ROUNDS[-1].updates, atol=1.0)  # theta itself is gone
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("damped", [False, True])
+def test_momentum_of_the_server(nesterov, damped):
+    text = f"fedavgm(beta=0.8, lr=0.6, nesterov={nesterov}, damped={damped})"
+    agree(text, momentum(ROUNDS_NP, THETA, 0.8, 0.6, nesterov, damped))
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("fedadam", ("adam", 0.01, 0.9, 0.99, 1e-3, 1e-6)),
+        ("fedadam(beta1=0, start=0.0, tau=0.1, lr=0.3)", ("adam", 0.3, 0.0, 0.99, 0.1, 0.0)),
+        ("fedyogi", ("yogi", 0.01, 0.9, 0.99, 1e-3, 1e-6)),
+        ("fedyogi(beta2=0.5, start=0.3)", ("yogi", 0.01, 0.9, 0.5, 1e-3, 0.3)),
+        ("fedadagrad", ("adagrad", 0.01, 0.0, 0.0, 1e-3, 1e-6)),
+        ("fedadagrad(beta1=0.9, start=0.0)", ("adagrad", 0.01, 0.9, 0.0, 1e-3, 0.0)),
+    ],
+)
+def test_adaptive_steps_of_the_server(method, options):
+    agree(method, adaptive(ROUNDS_NP, THETA, *options))
+
+
+def test_fednova():
+    agree("fednova", fednova(ROUNDS_NP, THETA, proximal=False))
+    agree("fednova(mu=0.1)", fednova(ROUNDS_NP, THETA, proximal=True))
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_feddg_ga(variant):
+    agree(f"feddg_ga(variant='{variant}')", feddg_ga(ROUNDS_NP, THETA, 0.2, 6, 8, variant == "released"))
+
+
+@pytest.mark.parametrize("variant", ["paper", "released"])
+@pytest.mark.parametrize("setting", ["silo", "device"])
+def test_aaggff(setting, variant):
+    reference = aaggff(ROUNDS_NP, THETA, 6, setting == "silo", variant == "released")
+    agree(f"aaggff(setting='{setting}', variant='{variant}')", reference)

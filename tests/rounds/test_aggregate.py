@@ -62,8 +62,28 @@ RULES = [
     "term(t=2.0)",
     "propfair",
     "gifair",
+    "fedavgm",
+    "fedavgm(beta=0.5, lr=0.7, nesterov=True, damped=True, schedule='cosine(end=0.1)')",
+    "fedadam",
+    "fedyogi(beta2=0.999, start=0.0)",
+    "fedadagrad(beta1=0.9)",
+    "fednova",
+    "fednova(mu=0.1)",
+    "feddg_ga",
+    "feddg_ga(variant='released')",
+    "aaggff",
+    "aaggff(response='gumbel', variant='released')",
+    "aaggff(setting='device')",
+    "aaggff(setting='device', variant='released')",
 ]
-UNLIKE_FEDAVG = ("fedmgda_plus", "scaffold(variant", "feddyn")  # one client alone does not get its own model back
+ADAPTIVE = ("fedadam", "fedyogi", "fedadagrad")  # the length of their steps is not that of the updates
+UNLIKE_FEDAVG = (
+    "fedmgda_plus",
+    "scaffold(variant",
+    "feddyn",
+    "fedavgm(",
+    *ADAPTIVE,
+)  # one client alone does not get its own model back
 SIMPLEX = [rule for rule in RULES if parse(rule).weigh.is_convex and parse(rule).merge.uses_weights]
 # The literal order of projection is by position when it is drawn at random, so a permutation changes it.
 PERMUTABLE = [rule for rule in RULES if "random" not in rule]
@@ -107,7 +127,9 @@ def test_the_order_of_clients_does_not_matter(rule):
     assert torch.allclose(a.weights[order], b.weights, atol=1e-10)
 
 
-@pytest.mark.parametrize("rule", [r for r in PERMUTABLE if not r.startswith(("fedfe", "qffl", "fedmgda_plus"))])
+@pytest.mark.parametrize(
+    "rule", [r for r in PERMUTABLE if not r.startswith(("fedfe", "qffl", "fedmgda_plus", *ADAPTIVE))]
+)
 @given(factor=st.sampled_from([1e-6, 1e-3, 10.0, 1e6]))
 @settings(max_examples=4, deadline=None)
 def test_scaling_all_updates_scales_the_direction(rule, factor):

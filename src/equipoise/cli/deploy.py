@@ -43,6 +43,9 @@ def init(
     model: Annotated[str | None, typer.Option(help="a model [default: the data's]")] = None,
     lr: Annotated[float | None, typer.Option(help="local learning rate [default: the data's]")] = None,
     epochs: Annotated[int | None, typer.Option(help="local epochs per round [default: the data's]")] = None,
+    schedule: Annotated[
+        str | None, typer.Option(help="local learning rate over rounds, for example 'warmup(rounds=5) + cosine'")
+    ] = None,
     schema: Annotated[Path | None, typer.Option(help="schema.json that the sites agreed on")] = None,
     label: Annotated[str | None, typer.Option(help="label column [default: label]")] = None,
     ignore: Annotated[str | None, typer.Option(help="columns to leave out, separated by commas")] = None,
@@ -90,7 +93,7 @@ def init(
         sites = len(load_federation(data)) if data and not example else 3
     given = {
         "method": method, "sites": sites, "participation": participation, "hold_out": hold_out or None,
-        "seed": seed, "rounds": rounds, "model": model, "lr": lr, "epochs": epochs,
+        "seed": seed, "rounds": rounds, "model": model, "lr": lr, "epochs": epochs, "schedule": schedule,
         "round_timeout": round_timeout, "min_sites": min_sites, "too_few": too_few, "guard": guard, "protection": protection,
         "site_state": site_state, "data": "" if example else data,
     }  # fmt: skip

@@ -143,6 +143,10 @@ class TrainingOptions:
     momentum: Annotated[float | None, typer.Option(help="momentum of the local optimizer")] = None
     weight_decay: Annotated[float | None, typer.Option(help="weight decay of the local optimizer")] = None
     optimizer: Annotated[str | None, typer.Option(help="any optimizer of torch.optim")] = None
+    schedule: Annotated[
+        str | None,
+        typer.Option(help="local learning rate over rounds, for example 'warmup(rounds=5) + cosine(end=0.01)'"),
+    ] = None
 
     def check_changes(self, mistakes: Mistakes) -> dict[str, Any]:
         """The options that were given, by name. Each is checked by itself; what is wrong is noted in `mistakes`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import get_args
 
 import torch
@@ -41,7 +41,7 @@ def describe_site(data: Federation, client: Client, training: Training, number: 
         "rounds": data.protocol.rounds,
         "participation": data.protocol.participation,
         "protocol": data.protocol.name,
-        "training": asdict(training),
+        "training": training.describe(),
         "data": data.name if number >= 0 else "own data",
         "notes": list(data.notes),
         "schema": data.schema,

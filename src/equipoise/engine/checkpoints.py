@@ -204,6 +204,7 @@ def _rebuild_record(one: Mapping[str, Any]) -> RoundRecord:
         tuple(Rejection(**rejection) for rejection in one["rejected"]),
         tuple(one["warnings"]),
         _rebuild_selection(one.get("selection", {})),
+        one.get("lr"),
     )
 
 

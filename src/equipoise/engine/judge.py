@@ -27,6 +27,7 @@ class Judge:
     checks: Checks
     guard: Guard | None
     samples: Mapping[int, float]  # how many training samples each client has
+    rates: Sequence[float] = ()  # the local learning rate of each round, where it follows a schedule
 
     @classmethod
     def of(cls, run: Run) -> Judge:
@@ -37,7 +38,13 @@ class Judge:
         checks = settings.checks
         if settings.guard is not None:  # a guard shortens what is long, instead of refusing it
             checks = replace(checks, norm=None)
-        return cls(method, task, setting, checks, settings.guard, count_declared_samples(task))
+        rate = task.training.rate
+        rates = () if rate.is_constant else rate.tabulate(settings.rounds)  # once: a schedule is read from text
+        return cls(method, task, setting, checks, settings.guard, count_declared_samples(task), rates)
+
+    def find_rate(self, round: int) -> float:
+        """The local learning rate of this round, counted from 0."""
+        return self.rates[round] if self.rates else self.task.training.lr
 
     def expect(self, server: Server, clients: Sequence[int], phase: Phase) -> Expected:
         """What these clients are to send in this phase."""
@@ -63,5 +70,11 @@ class Judge:
         phase: Phase,
     ) -> Heard:
         """Ask these clients for one phase of the server's current round: the answers that count."""
-        errand = Errand(clients, make_broadcast(server, self.setting.rounds or 0), states, seed, phase)
+        errand = Errand(
+            clients,
+            make_broadcast(server, self.setting.rounds or 0, self.find_rate(server.memory.round)),
+            states,
+            seed,
+            phase,
+        )
         return desk.ask(errand, self.expect(server, clients, phase), self.checks)

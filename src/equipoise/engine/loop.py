@@ -202,7 +202,9 @@ class _Loop:
             if any(score.metric == "loss" and not math.isfinite(score.value) for score in scores):
                 raise _diverged(settings.method, r)
         seconds = time.perf_counter() - clock
-        record = _record(r + 1, done, scores, seconds, rejected, self.say(news), chosen.selection)
+        record = _record(
+            r + 1, done, scores, seconds, rejected, self.say(news), chosen.selection, self.judge.find_rate(r)
+        )
         self.records.append(record)
         self.states.update({**chosen.started, **done.kept})
         self.server = done.server  # last: only then is the round over
@@ -261,6 +263,7 @@ def play_round(
     """
     method, checks, setting = judge.method, judge.checks, judge.setting
     quorum = checks.find_quorum(len(clients))
+    setting = setting._replace(lr=judge.find_rate(server.memory.round))
     refused = list(refused_before)
     notes: list[str] = []
     before, asked = server, list(clients)
@@ -319,6 +322,7 @@ def _record(
     rejected: Sequence[Rejection],
     news: Sequence[str],
     selection: Selection,
+    rate: float,
 ) -> RoundRecord:
     """The record of a round."""
     weights: tuple[float, ...] = ()
@@ -327,7 +331,7 @@ def _record(
         weights = tuple(done.result.weights.double().tolist())
         figures = {name: tuple(value.double().reshape(-1).tolist()) for name, value in done.result.figures.items()}
     return RoundRecord(
-        number, done.clients, weights, figures, tuple(scores), seconds, tuple(rejected), tuple(news), selection
+        number, done.clients, weights, figures, tuple(scores), seconds, tuple(rejected), tuple(news), selection, rate
     )
 
 

@@ -48,6 +48,7 @@ class RoundRecord:
     rejected: tuple[Rejection, ...] = ()  # answers that did not count, and why
     warnings: tuple[str, ...] = ()  # kinds of warnings that came up in this round for the first time
     selection: Selection = field(default_factory=Selection)  # who was asked, and why the others were not
+    lr: float | None = None  # the local learning rate of this round; None: an older version did not record it
 
     def find_worst_and_average(self) -> tuple[float, float] | None:
         """The worst client's and the mean test accuracy; None if the round was not evaluated."""

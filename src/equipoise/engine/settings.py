@@ -25,6 +25,7 @@ from equipoise.method.plugins import hash_own_code
 from equipoise.method.registry import adapt_to_data, describe
 from equipoise.methods import parse
 from equipoise.models.own import hash_model_file, hide_folder
+from equipoise.schedules import Rate, parse_schedule
 from equipoise.task import BufferPolicy, ModelSource
 from equipoise.training import Training, has_momentum
 
@@ -106,12 +107,15 @@ class Settings:
                 *_note_overruled(chosen, training),
                 *_note_dropped(protocol.training, training),
                 *_note_idle(chosen, share),
+                *_note_unreached((training or protocol.training).schedule, total),
             ),
             limits=limits,
             train_scores=train_scores,
             until_flat=until_flat,
         )
         chosen.select.check(found.cohort, len(data))
+        for rate in found.rates:
+            rate.check(found.rounds)
         require(
             checks.quorum is None or checks.quorum <= found.cohort,
             "quorum",
@@ -119,6 +123,12 @@ class Settings:
             checks.quorum,
         )
         return found
+
+    @property
+    def rates(self) -> tuple[Rate, ...]:
+        """The learning rates of the clients' training and of the method's parts, each over all rounds."""
+        values = [value for part in self.method.parts for value in vars(part).values()]
+        return (self.training.rate, *(value for value in values if isinstance(value, Rate)))
 
     @property
     def cohort(self) -> int:
@@ -172,7 +182,7 @@ class Settings:
                 "preparation": data.preparation.describe(),
             },
             "model": self.model_name,
-            "training": asdict(self.training),
+            "training": self.training.describe(),
             "demanded": dict(self.method.training),  # what of the training above the method decides, not the user
             "rounds": self.rounds,
             "participation": self.participation,
@@ -183,14 +193,18 @@ class Settings:
             "checks": asdict(self.checks),
             "guard": None if self.guard is None else asdict(self.guard),
             **({"code": code} if (code := self._hash_code()) else {}),
+            **({} if self.training.rate.is_constant else {"rates": self.training.rate.tabulate(self.rounds)}),
             **({} if self.train_scores else {"train_scores": False}),
             **({"until_flat": True} if self.until_flat else {}),
         }
         return json.loads(json.dumps(found, default=str))
 
     def _hash_code(self) -> dict[str, str]:
-        """The user's own files that the method and the model come from, and a hash of each."""
-        return hash_own_code(self.method) | (hash_model_file(self.model) if isinstance(self.model, str) else {})
+        """The user's own files that the method, its schedules and the model come from, and a hash of each."""
+        schedules = [function for rate in self.rates for function in rate.functions]
+        return hash_own_code(self.method, *schedules) | (
+            hash_model_file(self.model) if isinstance(self.model, str) else {}
+        )
 
     @cached_property
     def digest(self) -> str:
@@ -257,3 +271,11 @@ def _note_dropped(usual: Training, training: Training | None) -> tuple[str, ...]
         return ()
     rate = f" Its learning rate of {usual.lr:g} is kept." if training.lr == usual.lr else ""
     return (f"{training.optimizer} has no momentum: the data set's momentum of {usual.momentum:g} is dropped.{rate}",)
+
+
+def _note_unreached(schedule: str, rounds: int) -> tuple[str, ...]:
+    """A note on a schedule of the local rate of which the run does not reach the end."""
+    lasts = sum(stage.rounds or 0 for stage in parse_schedule(schedule))
+    return (
+        (f"The schedule `{schedule}` lasts {lasts} rounds, and the run ends after {rounds}.",) if lasts > rounds else ()
+    )

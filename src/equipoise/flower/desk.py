@@ -249,7 +249,8 @@ class FlowerDesk:
         for node, k in node_of.items():
             facts = {"round": broadcast.round, "rounds": broadcast.rounds, "number": k, "sites": len(self.names)}
             facts["unseen"] = self._is_unseen(k)
-            said = ConfigRecord({**facts, "run": self.run, "counted": self.counted.get(k, -1)})
+            rate = {} if broadcast.lr is None else {"lr": broadcast.lr}
+            said = ConfigRecord({**facts, **rate, "run": self.run, "counted": self.counted.get(k, -1)})
             contents[node] = RecordDict({wire.FACTS: said, **wire.pack(broadcast, self.layout, k, evaluated)})
         answers, silent = self._exchange(kind, contents)
         rejected = {node_of[node]: why for node, why in silent.items()}

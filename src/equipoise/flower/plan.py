@@ -61,6 +61,8 @@ class Plan:
         for name in ("round_timeout", "start_timeout", "patience"):
             require(getattr(self, name) > 0, name, "above 0", getattr(self, name))
         refuse_unprotected(self.chosen, self.protection)
+        if self.rounds is not None:  # otherwise the rounds are known when the sites are connected
+            Training(**{n: v for n, v in self.training.items() if n in ("lr", "schedule")}).rate.check(self.rounds)  # type: ignore[arg-type]
         if self.chosen.is_pooled:
             raise EquipoiseError(
                 f"`{self.chosen}` trains on all data in one place, and here no data leaves its site. Run it as a "

@@ -137,7 +137,7 @@ def _take_part(phase: Phase, plan: Plan, site: Site, message: Message, context: 
     task, _, number = _task(plan, site, message)
     said = wire.read_facts(message.content)
     server = wire.unpack(message.content, task.layout, number)
-    broadcast = make_broadcast(server, int(str(said["rounds"])))
+    broadcast = make_broadcast(server, int(str(said["rounds"])), float(str(said["lr"])))
     before = int(str(said["counted"])) + 1
     state = _kept(plan, site, said, context)
     if state is None:

@@ -23,6 +23,7 @@ from equipoise.roles import (
     Weigh,
     Wrap,
 )
+from equipoise.schedules import SCHEDULES, Rate, register_schedule
 from equipoise.types import (
     PERSONAL,
     PERSONAL_LOGITS,
@@ -65,6 +66,7 @@ __all__ = [
     "PERSONAL_LOGITS",
     "REPORTS",
     "ROLES",
+    "SCHEDULES",
     "VIEW",
     "Beginning",
     "ClientState",
@@ -83,6 +85,7 @@ __all__ = [
     "Part",
     "PerClient",
     "Phase",
+    "Rate",
     "Received",
     "Remembered",
     "Report",
@@ -112,5 +115,6 @@ __all__ = [
     "Wrap",
     "define_report",
     "register",
+    "register_schedule",
     "require",
 ]

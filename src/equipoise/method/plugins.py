@@ -6,7 +6,7 @@ Files are imported only by a call of `load_plugins`, and then also in the worker
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from equipoise.method.registry import METHODS
@@ -30,9 +30,10 @@ def loaded_plugins() -> tuple[Path, ...]:
     return tuple(_LOADED)
 
 
-def hash_own_code(method: Method) -> dict[str, str]:
-    """The files outside of Equipoise that define functions or parts of a method: file name -> hash of the content."""
-    used = [*map(type, method.parts), *(METHODS[call.name].function for call in method.calls)]
+def hash_own_code(method: Method, *functions: Callable[..., object]) -> dict[str, str]:
+    """The files outside of Equipoise that define a method, its parts, or these functions: file name -> hash of the
+    content."""
+    used = [*map(type, method.parts), *(METHODS[call.name].function for call in method.calls), *functions]
     modules = {one.__module__: sys.modules.get(one.__module__) for one in used}
     return hash_files(
         {

@@ -1,13 +1,16 @@
 """The methods of the library, one file per paper. Each function returns a `Method`; `parse` finds them by name."""
 
 from equipoise.method.registry import METHODS, parse
+from equipoise.methods.aaggff import aaggff
 from equipoise.methods.afl import afl
 from equipoise.methods.ditto import ditto
 from equipoise.methods.eagle import eagle
 from equipoise.methods.f2dc import daa, f2dc, f2dc_modules
 from equipoise.methods.fdse import fdse
 from equipoise.methods.fedavg import fedavg, fedsgd
+from equipoise.methods.fedavgm import fedavgm
 from equipoise.methods.fedbn import fedbn
+from equipoise.methods.feddg_ga import feddg_ga
 from equipoise.methods.feddyn import feddyn
 from equipoise.methods.fedequilibria import fedequilibria
 from equipoise.methods.fedfe import fedfe
@@ -16,6 +19,8 @@ from equipoise.methods.fedheal import fedheal
 from equipoise.methods.fedlf import fedlf
 from equipoise.methods.fedlsa import fedlsa
 from equipoise.methods.fedmgda_plus import fedmgda_plus
+from equipoise.methods.fednova import fednova
+from equipoise.methods.fedopt import fedadagrad, fedadam, fedyogi
 from equipoise.methods.fedproc import fedproc
 from equipoise.methods.fedproto import fedproto
 from equipoise.methods.fedprox import fedprox
@@ -36,6 +41,7 @@ from equipoise.methods.term import term
 
 __all__ = [
     "METHODS",
+    "aaggff",
     "afl",
     "centralised",
     "daa",
@@ -44,8 +50,12 @@ __all__ = [
     "f2dc",
     "f2dc_modules",
     "fdse",
+    "fedadagrad",
+    "fedadam",
     "fedavg",
+    "fedavgm",
     "fedbn",
+    "feddg_ga",
     "feddyn",
     "fedequilibria",
     "fedfe",
@@ -54,6 +64,7 @@ __all__ = [
     "fedlf",
     "fedlsa",
     "fedmgda_plus",
+    "fednova",
     "fedproc",
     "fedproto",
     "fedprox",
@@ -61,6 +72,7 @@ __all__ = [
     "fedsa",
     "fedsgd",
     "fedtgp",
+    "fedyogi",
     "fpl",
     "gifair",
     "local_only",

@@ -78,7 +78,7 @@ class ForgetfulAscent(Weigh, needs=("loss_trained",)):
 class MeanOfRounds(Step):
     """Has the mean of all rounds' models scored. The direction is not changed."""
 
-    comes_last: ClassVar[bool] = True
+    comes_last: ClassVar[int] = 2
     reads_updates: ClassVar[bool] = False
 
     @property

@@ -30,18 +30,9 @@ from equipoise.method import (
     register,
     require,
 )
+from equipoise.parts.reports import effective_steps
 from equipoise.parts.steps import ServerRate
 from equipoise.parts.weights import Uniform
-
-
-def effective_steps(steps: Tensor, momentum: float) -> Tensor:
-    """The length of the update that a constant gradient of length one gives in so many steps, divided by the learning
-    rate.
-
-    >>> effective_steps(torch.tensor([2.0, 2.0]), 0.9), effective_steps(torch.tensor(2.0), 0.0)
-    (tensor([2.9000, 2.9000]), tensor(2.))
-    """
-    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,16 @@ class LocalLoss(Report, gives=("loss_local",)):
         return {"loss_local": trained.loss_local}
 
 
+def effective_steps(steps: Tensor, momentum: float) -> Tensor:
+    """The length of the update that a constant gradient of length one gives in so many steps, divided by the learning
+    rate.
+
+    >>> effective_steps(torch.tensor([2.0, 2.0]), 0.9), effective_steps(torch.tensor(2.0), 0.0)
+    (tensor([2.9000, 2.9000]), tensor(2.))
+    """
+    return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
+
+
 @dataclass(frozen=True)
 class LocalSteps(Report, gives=("steps",)):
     """Reports `steps`, the number of local steps, for rules that divide by it."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.roles import Weigh
-from equipoise.types import EquipoiseError, Reports, Round, State, Weighed
+from equipoise.types import EquipoiseError, PerClient, Reports, Round, State, Weighed
 
 
 def shares(values: Tensor) -> Tensor:
@@ -20,6 +20,24 @@ def shares(values: Tensor) -> Tensor:
     """
     total = values.sum()
     return torch.where(total > 0, values / total.clamp(min=torch.finfo(values.dtype).tiny), 1 / len(values))
+
+
+def place_clients(round: Round, who: str) -> tuple[int, Tensor]:
+    """How many clients the federation has, and the places `[m]` of the round's clients in a tensor of one value for each.
+
+    A client's place is its id. `who` needs it, which an error says.
+    """
+    total = int(round.known("num_clients", who))
+    if not all(0 <= client < total for client in round.clients):
+        raise EquipoiseError(
+            f"{who} numbers the clients from 0 to {total - 1}, for num_clients={total}. Found {round.clients}."
+        )
+    return total, torch.tensor(round.clients, dtype=torch.long)
+
+
+def lay_out(rows: PerClient, total: int, first: Tensor) -> Tensor:
+    """One value for each of all clients, `[N, ...]`, in the order of their ids: `first` for those that have none yet."""
+    return torch.stack([rows.get(client, first) for client in range(total)])
 
 
 @dataclass(frozen=True)

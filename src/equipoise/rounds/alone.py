@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from equipoise.local import Start, fit, pick
+from equipoise.schedules import CONSTANT
 from equipoise.task import Task, stack_copies
 from equipoise.types import Tensors
 
@@ -29,7 +30,7 @@ def train_alone(
     their optima can be compared. They are trained together until the last of them has stopped.
     """
     m, judged = len(clients), tuple(dict.fromkeys(("train", *splits)))
-    training = replace(task.training, epochs=epochs, steps=None)
+    training = replace(task.training, epochs=epochs, steps=None, schedule=CONSTANT)  # a schedule is of rounds
     held = [{split: getattr(task.federation.clients[c], split).to(task.device) for split in judged} for c in clients]
     sizes = [len(samples["train"]) for samples in held]
     steps = [-(-n // min(training.batch or n, n)) for n in sizes]  # per epoch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,9 @@ from equipoise.local import Fitted, Start, fit, for_each, pick, tree_map
 from equipoise.method import Method
 from equipoise.roles import Beginning, ClientPart, Phase, Report, Term
 from equipoise.rounds.alone import train_alone
+from equipoise.schedules import CONSTANT
 from equipoise.task import Task, stack_copies
+from equipoise.training import Training
 from equipoise.types import (
     PERSONAL,
     Broadcast,
@@ -56,7 +59,7 @@ def client_round(
             c: state for _, kept in each for c, state in kept.items()
         }
     start = _start_of(task, clients, broadcast, states)
-    m = len(clients)
+    training, m = _find_training(task, broadcast), len(clients)
     params = {**stack_copies(start.params, m), **start.own_params}
     buffers = {**stack_copies(start.buffers, m), **start.own_buffers}
     if phase != "train":
@@ -65,14 +68,21 @@ def client_round(
     else:
         fitted = fit(
             task, method.terms, clients, start, params=params, buffers=buffers,
-            round=broadcast.round, rounds=broadcast.rounds, seed=seed,
+            round=broadcast.round, rounds=broadcast.rounds, seed=seed, training=training,
         )  # fmt: skip
-    reports, kept = _conclude(method, task, clients, start, fitted, broadcast, seed, phase)
+    reports, kept = _conclude(method, task, clients, start, fitted, broadcast, training, seed, phase)
     if phase != "train":
         return Replies(tuple(clients), reports), dict(states)
     updates = task.layout.join(fitted.params, lead=1).sub_(broadcast.theta.to(task.device))
     travelling = {name: fitted.buffers[name] for name, policy in task.policies.items() if policy == "average"}
     return Replies(tuple(clients), reports, *_to_server((updates, travelling))), kept
+
+
+def _find_training(task: Task, broadcast: Broadcast) -> Training:
+    """The settings of local training in this round: with the learning rate that the server sent, if it sent one."""
+    if broadcast.lr is None or broadcast.lr == task.training.lr:
+        return task.training
+    return replace(task.training, lr=broadcast.lr, schedule=CONSTANT)
 
 
 def _group_by_state(clients: Sequence[int], states: Mapping[int, ClientState]) -> list[list[int]]:
@@ -157,6 +167,7 @@ def _conclude(
     start: Start,
     fitted: Fitted,
     broadcast: Broadcast,
+    training: Training,
     seed: int,
     phase: Phase,
 ) -> tuple[Reports, dict[int, ClientState]]:
@@ -179,7 +190,7 @@ def _conclude(
         own_params, own_buffers, sent, states = own
         trained = Trained(
             start.received(own_params, own_buffers, sent), params, buffers, states, states, train, validation, steps,
-            loss, broadcast.round, task.training.lr, task.training.momentum, task.classes, task.layout, task.personal,
+            loss, broadcast.round, training.lr, training.momentum, task.classes, task.layout, task.personal,
             task.modules["eval"], task.chunks, task.apply, path,
         )  # fmt: skip
         after = {term.key: _finished(term, trained) for term in method.terms} if trains else {}

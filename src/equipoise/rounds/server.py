@@ -62,7 +62,7 @@ class Aggregated:
     server: Memory  # what the server remembers; pass it back in the next round
     tensor_weights: Tensor | None = None  # [m, tensors], for merges that weigh each tensor by itself
     evaluated: Tensor | None = None  # [G], the model to score if it is not theta
-    figures: Mapping[str, Tensor] = field(default_factory=dict)  # values behind the weights, [m] or [] each
+    figures: Mapping[str, Tensor] = field(default_factory=dict)  # values behind weights and steps, [m] or [] each
     warnings: tuple[str, ...] = ()  # what a reader of the results should know
 
     @cached_property
@@ -185,6 +185,7 @@ def _aggregate(
     if merged is None:
         merged = check_result(method.merge, method.merge(round, weighed.weights), Merged)
         check_shape(method.merge, "a direction", merged.direction, tuple(theta.shape))
+    figures |= weighed.figures
     direction, evaluated = merged.direction, None
     for step in method.step:
         stepped = check_result(step, step(round, direction, parts.state_of(step)), Stepped)
@@ -192,6 +193,7 @@ def _aggregate(
         check_shape(step, "a direction", direction, tuple(theta.shape))
         parts.remember(step, stepped.state)
         evaluated = stepped.evaluated if stepped.evaluated is not None else evaluated
+        figures |= stepped.figures
     direction = direction.to(theta.dtype)
     # Without steps nobody else uses the direction, so that the next model can be computed in its memory, unless a merge
     # gave back the memory of something else.
@@ -218,7 +220,7 @@ def _aggregate(
         server=Memory(memory.round + 1, parts.remembered, {**memory.shared, **sent}),
         tensor_weights=merged.tensor_weights,
         evaluated=evaluated,
-        figures={**figures, **weighed.figures},
+        figures=figures,
         warnings=(weighed.warning,) if weighed.warning else (),
     )
 
@@ -253,9 +255,12 @@ def begin_server(method: Method, task: Task, cohort: int | None = None) -> Serve
     return replace(server, memory=Memory(shared=shared))
 
 
-def make_broadcast(server: Server, rounds: int) -> Broadcast:
-    """What the server sends to clients in its current round, of `rounds` planned for the run."""
-    return Broadcast(server.theta, server.buffers, server.memory.shared, server.memory.round, rounds)
+def make_broadcast(server: Server, rounds: int, lr: float | None = None) -> Broadcast:
+    """What the server sends to clients in its current round, of `rounds` planned for the run.
+
+    `lr` is the local learning rate of this round. Default: the one of the task's training.
+    """
+    return Broadcast(server.theta, server.buffers, server.memory.shared, server.memory.round, rounds, lr)
 
 
 def server_probe(method: Method, server: Server, replies: Replies, setting: Setting) -> Server:

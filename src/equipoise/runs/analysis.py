@@ -32,7 +32,8 @@ def analyse_conflicts(run: Run) -> dict[str, Any]:
     known = [k for k in range(len(run.task.federation)) if k in run.states][:CLIENTS]
     states = {k: run.states[k] for k in known}
     total = len(run.rounds)
-    replies, _ = client_round(run.method, run.task, known, make_broadcast(run.server, total), states, run.seed)
+    broadcast = make_broadcast(run.server, total, run.rounds[-1].lr)
+    replies, _ = client_round(run.method, run.task, known, broadcast, states, run.seed)
     if replies.updates is None or not replies.updates.any():
         raise EquipoiseError(f"`{run.method}` sends no updates, so that there are no conflicts to keep.")
     inner = gram(replies.updates)

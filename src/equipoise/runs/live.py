@@ -39,13 +39,16 @@ def open_view(name: str, run: Run, folder: Path) -> View:
 
 
 def list_scalars(record: RoundRecord) -> Iterator[tuple[str, float]]:
-    """The scores of every client in a round, by name, and AVG, STD (ddof 0) and MIN of the test accuracy."""
+    """The scores of every client in a round, by name, AVG, STD (ddof 0) and MIN of the test accuracy, and the local
+    learning rate."""
     for score in record.scores:
         yield f"{score.split}/{score.metric}/{score.client}", score.value
     accuracy = [s.value for s in record.scores if s.metric == "accuracy" and s.split == "test"]
     if accuracy:
         found = figures(accuracy)
         yield from (("AVG", found.avg), ("STD", found.std), ("MIN", found.min))
+    if record.lr is not None:
+        yield "local learning rate", record.lr
 
 
 class TensorBoard:

@@ -93,8 +93,10 @@ def list_jobs(methods: Sequence[str], data: Federation, seeds: Sequence[int], te
     """The template with every method and seed.
 
     If one of the methods needs validation data, all set them aside: the methods of a comparison train on the same
-    samples.
+    samples. A schedule of the local rate with which no run of so many rounds can train is an error.
     """
+    usual = data.protocol
+    (template.training or usual.training).rate.check(template.rounds or usual.rounds)  # refused before any run
     needs = any(adapt_to_data(parse(method), data.dataset).validates for method in methods)
     one = replace(template, with_validation=needs or template.with_validation)
     return [replace(one, method=method, seed=seed) for method in methods for seed in seeds]

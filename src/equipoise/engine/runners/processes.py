@@ -125,12 +125,12 @@ def _work(
     compute = run_in_process(method, task, stacked, sums)
     while True:
         try:
-            clients, places, (buffers, shared, round, rounds), states, seed, phase = pipe.recv()
+            clients, places, (buffers, shared, *time), states, seed, phase = pipe.recv()
         except (EOFError, ConnectionError, KeyboardInterrupt):
             return
         answer: Any
         try:
-            broadcast = Broadcast(theta, _unpacked(buffers), _unpacked(shared), round, rounds)
+            broadcast = Broadcast(theta, _unpacked(buffers), _unpacked(shared), *time)
             mine = {client: _unpacked(state) for client, state in states.items()}
             replies, kept = compute(Errand(clients, broadcast, mine, seed, phase))
             if replies.updates is not None:
@@ -158,13 +158,13 @@ def _balanced(task: Task, clients: Sequence[int], count: int) -> list[list[int]]
     return [sorted(share) for share in shares]
 
 
-def _told(broadcast: Broadcast, clients: Sequence[int]) -> tuple[Any, Any, int, int]:
+def _told(broadcast: Broadcast, clients: Sequence[int]) -> tuple[Any, Any, int, int, float | None]:
     """The broadcast without the model, and with these clients' rows only of what each client has for itself."""
     shared = {
         name: PerClient({c: value[c] for c in clients}) if isinstance(value, PerClient) else value
         for name, value in broadcast.shared.items()
     }
-    return _packed(broadcast.buffers), _packed(shared), broadcast.round, broadcast.rounds
+    return _packed(broadcast.buffers), _packed(shared), broadcast.round, broadcast.rounds, broadcast.lr
 
 
 def _packed(tree: Any) -> Any:

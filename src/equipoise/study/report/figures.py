@@ -347,7 +347,8 @@ def _comparable(first: Recorded, second: Recorded) -> bool:
     """Whether two runs have the same data and settings. Settings of the training that a method demands may differ."""
     a, b = first.manifest, second.manifest
     free = {*a["demanded"], *b["demanded"]}
-    trained = all(a["training"][name] == b["training"][name] for name in a["training"] if name not in free)
+    names = {*a["training"], *b["training"]} - free  # a constant schedule is not recorded
+    trained = all(a["training"].get(name) == b["training"].get(name) for name in names)
     same = all(a[name] == b[name] for name in ("model", "rounds", "participation", "buffers"))
     same = same and a.get("guard") == b.get("guard")
     same = same and a.get("eval_every", 1) == b.get("eval_every", 1)  # figures over rounds need the same rounds
