@@ -17,35 +17,40 @@ from equipoise.runs.reading import Recorded
 from equipoise.study.comparison import Comparison
 from equipoise.study.report.figures import average_by_domain
 
+# Metrics that the table of a run shows beside score and loss where they were recorded, with the heads of their columns.
+FURTHER = {
+    "auc": "AUC", "f1": "F1", "precision": "precision", "recall": "recall", "pr_auc": "PR AUC", "mae": "error", "r2": "R²",
+}  # fmt: skip
+
 
 def draw_run(run: Recorded) -> Table:
     """A table of what every domain and client got from a stored run."""
     data = run.manifest["data"]
     rounds = run.curve()[0]
-    last = {metric: _find_last(run, metric) for metric in ("accuracy", "loss", "auc")}
-    area = bool(last["auc"])
+    more = [metric for metric in FURTHER if metric in run.metrics]
+    last = {metric: _find_last(run, metric) for metric in (run.score, "loss", *more)}
     table = Table(
-        "domain", "client", "samples", "accuracy", "loss", *(["AUC"] if area else []), title_justify="left",
+        "domain", "client", "samples", run.score, "loss", *(FURTHER[m] for m in more), title_justify="left",
         title=f"{escape(run.method)} on {escape(data['name'])}, {run.manifest['evaluated']['model']} model, test data, "
         f"round {rounds[-1] if len(rounds) else run.rounds_done}",
     )  # fmt: skip
     samples = {client["name"]: client["train"] for client in data["clients"]}
     for domain in dict.fromkeys(run.domains):
         for name in (name for name, its in zip(run.clients, run.domains, strict=True) if its == domain):
-            cells = (_shown(last["accuracy"].get(name), 100, ".1f", " %"), _shown(last["loss"].get(name), 1, ".3f"))
-            more = (_shown(last["auc"].get(name), 1, ".3f"),) if area else ()
-            table.add_row(escape(domain), escape(name), str(samples[name]), *cells, *more)
+            cells = (_shown(last[run.score].get(name), 100, ".1f", " %"), _shown(last["loss"].get(name), 1, ".3f"))
+            further = (_show_further(last[metric].get(name)) for metric in more)
+            table.add_row(escape(domain), escape(name), str(samples[name]), *cells, *further)
     table.add_section()
-    accuracies = np.array([last["accuracy"].get(client, np.nan) for client in run.clients])
-    over = [("clients", list(last["accuracy"].values()))]
+    scores = np.array([last[run.score].get(client, np.nan) for client in run.clients])
+    over = [("clients", list(last[run.score].values()))]
     if any(client["domain"] for client in data["clients"]):
-        over.append(("domains", list(average_by_domain(accuracies, run.domains).values())))
+        over.append(("domains", list(average_by_domain(scores, run.domains).values())))
     for what, values in over:
         table.add_row(f"[bold]over {what}[/]", "", "", f"[bold]{_sum_up(values)}[/]", "")
     for metric in run.metrics:
-        if metric.startswith("accuracy of the "):
+        if metric.startswith(f"{run.score} of the "):
             means = average_by_domain(run.curve(metric)[1][-1], run.domains).values()
-            table.add_row(f"{metric.removeprefix('accuracy of the ')}, over domains", "", "", _sum_up(means), "")
+            table.add_row(f"{metric.removeprefix(f'{run.score} of the ')}, over domains", "", "", _sum_up(means), "")
     return table
 
 
@@ -60,29 +65,36 @@ def _shown(value: float | None, factor: float, form: str, unit: str = "") -> str
     return "-" if value is None else f"{factor * value:{form}}{unit}"
 
 
+def _show_further(value: float | None) -> str:
+    """A metric with three digits behind the point, or without any where it is large."""
+    return _shown(value, 1, ",.0f" if value is not None and abs(value) >= 1000 else ".3f")
+
+
 def _sum_up(values: Iterable[float]) -> str:
     f = figures([100 * v for v in values])
     return f"AVG {f.avg:.1f}  STD {f.std:.1f} (ddof 0)  MIN {f.min:.1f}"
 
 
-def draw_comparison(table: Comparison, name: str, over: str = "domains") -> RenderableType:
+def draw_comparison(table: Comparison, name: str, over: str = "domains", score: str = "accuracy") -> RenderableType:
     """A comparison as the widest table that fits the terminal. Its figures are over domains, or over clients.
 
     If it is too wide with all domains and spreads, it is shown without the domains' spreads, then without the domains.
     """
     plain = tuple(column for column in table.columns if column in ("AVG", "STD", "MIN"))
     for columns, spreads in ((table.columns, table.columns), (table.columns, plain), (plain, plain)):
-        shown = _draw_columns(table, name, over, columns, spreads)
+        shown = _draw_columns(table, name, over, score, columns, spreads)
         if Measurement.get(screen, screen.options.update(width=10_000), shown).maximum <= screen.width:
             return shown
     return shown
 
 
-def _draw_columns(table: Comparison, name: str, over: str, columns: Sequence[str], spreads: Sequence[str]) -> Table:
+def _draw_columns(
+    table: Comparison, name: str, over: str, score: str, columns: Sequence[str], spreads: Sequence[str]
+) -> Table:
     half = f"; mean over {table.seeds} seeds, ± {PLUS_MINUS}" if table.seeds > 1 else ""
     shown = Table(
         title_justify="left",
-        title=f"Test accuracy on {escape(name)} in percent, last round; AVG, STD (ddof 0) and MIN over {over}{half}",
+        title=f"Test {score} on {escape(name)} in percent, last round; AVG, STD (ddof 0) and MIN over {over}{half}",
     )
     shown.add_column("method", no_wrap=True)
     for column in columns:

@@ -256,7 +256,7 @@ def _show_outcomes(experiment: Experiment, outcomes: Sequence[Outcome], out: Pat
             ordered = sorted(mine, key=lambda o: (position.get(o.method, len(position)), o.seed))
             table = tabulate([(found.method, found.by_domain) for found in ordered])
             over = "domains" if any(client.domain for client in data.clients) else "clients"
-            screen.print(draw_comparison(table, data.name, over))
+            screen.print(draw_comparison(table, data.name, over, read(mine[0].folder).score_words))
     runs = [read(found.folder) for found in outcomes]
     shown = group_studies(runs)
     for study in shown:

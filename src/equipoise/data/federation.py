@@ -18,7 +18,8 @@ from equipoise import seeds
 from equipoise.data import partitions
 from equipoise.data.remarks import remark_on_clients
 from equipoise.errors import EquipoiseError
-from equipoise.grammar import require
+from equipoise.grammar import join_words, require
+from equipoise.losses import USUAL, Target
 from equipoise.training import Training
 
 Split = Literal["train", "validation", "test"]
@@ -57,6 +58,7 @@ class Protocol:
     model: str = "linear"  # a network as text, such as "mlp(hidden=(64,))"
     name: str = "default"  # of the protocol, as records tell it
     note: str = ""  # what a reader of results should know about it
+    loss: str = "cross_entropy"  # what clients minimise, as text
 
 
 class Preparation:
@@ -87,9 +89,11 @@ class Federation:
 
     name: str
     x: Tensor  # [n, ...], the samples
-    y: Tensor  # [n], their labels: positions in `classes`
+    # Their targets: [n] positions in `classes`; [n] standardised floating-point numbers, `(number - centre) / spread`;
+    # or [n, labels] floating-point zeros and ones.
+    y: Tensor
     clients: tuple[Client, ...]
-    classes: tuple[str, ...]  # the names of the classes
+    classes: tuple[str, ...]  # the names of the classes, of the labels, or of the one number to predict
     protocol: Protocol = field(default_factory=Protocol)  # how the data are meant to be trained
     preparation: Preparation = field(default_factory=Preparation)  # how samples become what the model sees
     notes: tuple[str, ...] = ()  # what a reader of results must know (generated data, smaller settings)
@@ -98,6 +102,8 @@ class Federation:
     is_elsewhere: bool = False  # the data are at the clients, and the pool only has their shape
     dataset: str = ""  # the library's name for these data; empty for a user's own
     arguments: str = ""  # of the data set, as the user wrote them: "alpha=0.1"
+    centre: float = 0.0  # of a number to predict: it is `centre + spread * y`
+    spread: float = 1.0
 
     def __post_init__(self) -> None:
         twins = [name for name, count in Counter(c.name for c in self.clients).items() if count > 1]
@@ -133,6 +139,13 @@ class Federation:
         return np.array([client.joins for client in self.clients])
 
     @property
+    def target(self) -> Target:
+        """What is to be predicted: one of several classes, a number, or yes or no for each of several labels."""
+        if self.y.dim() == 2:
+            return "labels"
+        return "number" if self.y.is_floating_point() else "classes"
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one sample as the model sees it."""
         return tuple(self.example().shape[1:])
@@ -148,8 +161,11 @@ class Federation:
         return self.preparation.evaluation(x)
 
     def class_counts(self, split: Split = "train") -> Tensor:
-        """Samples of each class at each client, [clients, classes]."""
-        return torch.stack([torch.bincount(self.y[c.split(split)], minlength=len(self.classes)) for c in self.clients])
+        """Samples of each class, or with each label, at each client, [clients, classes]; all samples for a number."""
+        held = [self.y[client.split(split)] for client in self.clients]
+        if self.target == "classes":
+            return torch.stack([torch.bincount(y, minlength=len(self.classes)) for y in held])
+        return torch.stack([y.sum(0).long() if y.dim() == 2 else torch.tensor([len(y)]) for y in held])
 
     @cached_property
     def training_positions(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -207,6 +223,7 @@ class Federation:
         validation: Mapping[str, Arrays] | None = None,
         domains: Mapping[str, str] | None = None,
         classes: int | Sequence[str] | None = None,
+        target: Target = "classes",
         joins: Mapping[str, int] | None = None,
         test_share: float = 0.2,
         seed: int = 0,
@@ -214,6 +231,9 @@ class Federation:
         protocol: Protocol | None = None,
     ) -> Federation:
         """A federation of your own arrays: for each client samples `[n, ...]` and integer labels `[n]`.
+
+        With `target="number"` the second array holds numbers to predict `[n]`, which are standardised by mean and
+        standard deviation of all clients' training samples; with `target="labels"` zeros and ones `[n, labels]`.
 
         Samples of whole numbers (not bytes) stay whole numbers, for models that take tokens; other models get them as
         floating-point numbers.
@@ -236,7 +256,7 @@ class Federation:
         for other, what in ((test, "test"), (validation, "validation"), (domains, "domains"), (joins, "joins")):
             for unknown in set(other or {}) - set(names):
                 raise EquipoiseError(f"`{what}` names the client `{unknown}`, which is not in `train`.")
-        pool = _Pool()
+        pool = _Pool(target)
         clients = []
         for client, arrays in pairs:
             index = pool.add(arrays, client, "training")
@@ -249,9 +269,28 @@ class Federation:
             domain, joined = (domains or {}).get(client, ""), (joins or {}).get(client, 0)
             clients.append(Client(client, index, held_out, tested, domain, joined))
         x, y, class_names = pool.finish(classes)
-        labels, tests = {c.name: y[c.train] for c in clients}, {c.name: len(c.test) for c in clients}
-        notes = remark_on_clients(labels, tests, class_names, where={})
-        return cls(name, x, y, tuple(clients), class_names, protocol or Protocol(), notes=tuple(notes))
+        y, centre, spread = standardise(y, clients) if target == "number" else (y, 0.0, 1.0)
+        labels = {c.name: y[c.train] for c in clients} if target == "classes" else {}
+        notes = remark_on_clients(labels, {c.name: len(c.test) for c in clients}, class_names, where={})
+        plan = protocol or Protocol(loss=USUAL[target])
+        return cls(name, x, y, tuple(clients), class_names, plan, notes=tuple(notes), centre=centre, spread=spread)
+
+
+def standardise(numbers: Tensor, clients: Sequence[Client]) -> tuple[Tensor, float, float]:
+    """Numbers to predict `[n]`, shifted and divided as the training samples of all clients together ask for; and the
+    two values by which that was done.
+
+    Both are rounded to three digits, so that an agreed schema tells no more than that about the data.
+    """
+    known = torch.cat([numbers[client.train] for client in clients]).double()
+    centre, spread = (_round_to_digits(float(value)) for value in (known.mean(), known.std(unbiased=False)))
+    if not spread > 0:
+        raise EquipoiseError(f"Every number to predict is {float(known[0]):g}: there is nothing to learn.")
+    return ((numbers.double() - centre) / spread).to(torch.get_default_dtype()), centre, spread
+
+
+def _round_to_digits(value: float) -> float:
+    return float(f"{value:.3g}")
 
 
 def divide_clients(
@@ -288,7 +327,8 @@ def _set_aside(client: Client, share: float, seed: int) -> Client:
 class _Pool:
     """Collects the clients' arrays. One that does not fit is refused with the name of its client."""
 
-    def __init__(self) -> None:
+    def __init__(self, target: Target) -> None:
+        self.target = target
         self.x: list[Tensor] = []
         self.y: list[Tensor] = []
         self.owners: list[tuple[str, str]] = []
@@ -307,14 +347,7 @@ class _Pool:
             raise EquipoiseError(f"Give samples [n, ...] of real numbers and labels [n]. Found {shape} in {where}.")
         x = x.to(torch.long if x.dtype in WHOLE else torch.get_default_dtype())
         x = x if x.dim() > 1 else x[:, None]
-        if y.dim() != 1 or len(y) != len(x):
-            raise EquipoiseError(
-                f"Labels must be one per sample. Found {tuple(y.shape)} for {len(x)} samples in {where}."
-            )
-        if y.is_floating_point() and not bool((y == y.round()).all()):
-            raise EquipoiseError(
-                f"Labels must be classes 0, 1, 2, ... (classification only). Found {y[y != y.round()][0].item()} in {where}."
-            )
+        y = self._check_targets(y, len(x), where)
         if not bool(torch.isfinite(x).all()):
             row = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
             raise EquipoiseError(f"Features must be finite. Found NaN or infinity in sample {row} of {where}.")
@@ -325,12 +358,36 @@ class _Pool:
                 f"and {tuple(self.x[0].shape[1:])} in {first}."
             )
         self.x.append(x)
-        self.y.append(y.long())
+        self.y.append(y)
         self.owners.append((client, where))
         self.size += len(x)
         return torch.arange(self.size - len(x), self.size)
 
+    def _check_targets(self, y: Tensor, samples: int, where: str) -> Tensor:
+        wide = self.target == "labels"
+        if y.dim() != 1 + wide or len(y) != samples:
+            wanted = "a row of labels" if wide else "one"
+            raise EquipoiseError(
+                f"Labels must be {wanted} per sample. Found {tuple(y.shape)} for {samples} samples in {where}."
+            )
+        if self.target == "number":
+            if not bool(torch.isfinite(y).all()):
+                raise EquipoiseError(f"Numbers to predict must be finite. Found NaN or infinity in {where}.")
+            return y.to(torch.get_default_dtype())
+        if wide:
+            if not bool(((y == 0) | (y == 1)).all()):
+                raise EquipoiseError(f"Labels must be 0 or 1. Found {y[(y != 0) & (y != 1)][0].item()} in {where}.")
+            return y.to(torch.get_default_dtype())
+        if y.is_floating_point() and not bool((y == y.round()).all()):
+            raise EquipoiseError(
+                f"Labels must be classes 0, 1, 2, ... Found {y[y != y.round()][0].item()} in {where}. For numbers to "
+                'predict, say target="number".'
+            )
+        return y.long()
+
     def finish(self, classes: int | Sequence[str] | None) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+        if self.target != "classes":
+            return torch.cat(self.x), torch.cat(self.y), self._name_targets(classes)
         highest = max(int(y.max()) for y in self.y)
         names = [str(i) for i in range(highest + 1)] if classes is None else classes
         names = [str(i) for i in range(names)] if isinstance(names, int) else list(names)
@@ -341,3 +398,15 @@ class _Pool:
                     f"Labels must lie in 0 .. {len(names) - 1} ({len(names)} classes). Found {int(wrong[0])} in {where}."
                 )
         return torch.cat(self.x), torch.cat(self.y), tuple(names)
+
+    def _name_targets(self, given: int | Sequence[str] | None) -> tuple[str, ...]:
+        """The names of the labels, or of the number to predict."""
+        if self.target == "number":
+            return ("number",) if given is None or isinstance(given, int) else tuple(given)
+        widths = {y.shape[1] for y in self.y}
+        if len(widths) > 1:
+            raise EquipoiseError(
+                f"All clients must have the same labels. Found {join_words(sorted(map(str, widths)))}."
+            )
+        names = tuple(f"label {i}" for i in range(widths.pop()))
+        return names if given is None or isinstance(given, int) else tuple(given)

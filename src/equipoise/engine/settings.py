@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -18,13 +18,15 @@ from equipoise.engine.checks import SIMULATION_CHECKS, Checks
 from equipoise.engine.guard import Guard
 from equipoise.engine.runners import RunnerName
 from equipoise.errors import EquipoiseError
-from equipoise.grammar import require
+from equipoise.grammar import fit_to_type, require
+from equipoise.losses import CROSS_ENTROPY, Loss, parse_loss
 from equipoise.method import Method
 from equipoise.method.plugins import hash_own_code
 from equipoise.method.registry import adapt_to_data, describe
 from equipoise.methods import parse
+from equipoise.metrics import METRICS
 from equipoise.models.own import hash_model_file, hide_folder
-from equipoise.task import BufferPolicy, ModelSource
+from equipoise.task import BufferPolicy, ModelSource, check_loss
 from equipoise.training import Training, has_momentum
 
 
@@ -50,6 +52,8 @@ class Settings:
     limits: Mapping[str, object] | None = None  # how long the server of a real federation waits, for the manifest
     train_scores: bool = True  # score the training data, too, whenever the model is evaluated
     until_flat: bool = False  # end the run when it has converged; `rounds` is then a limit
+    loss: Loss = CROSS_ENTROPY  # what clients minimise
+    metrics: tuple[str, ...] = ()  # recorded beside the score and the loss
 
     @classmethod
     def of(
@@ -72,6 +76,8 @@ class Settings:
         limits: Mapping[str, object] | None = None,
         train_scores: bool = True,
         until_flat: bool = False,
+        loss: Loss | str | None = None,
+        metrics: Sequence[str] = (),
     ) -> Settings:
         """The settings of a run. What is not given comes from the federation's protocol, or from the parameters that a
         method has for a data set of the library."""
@@ -85,6 +91,9 @@ class Settings:
         options = {"rounds": total, "participation": share, "eval_every": eval_every, "device": device}
         for name, value in options.items():
             check_option(name, value)
+        wanted = protocol.loss if loss is None else loss
+        minimised = parse_loss(wanted) if isinstance(wanted, str) else wanted
+        check_loss(chosen, data, minimised)
         found = cls(
             method=chosen,
             federation=data,
@@ -104,6 +113,8 @@ class Settings:
             limits=limits,
             train_scores=train_scores,
             until_flat=until_flat,
+            loss=minimised,
+            metrics=check_metrics(metrics, minimised),
         )
         require(
             checks.quorum is None or checks.quorum <= found.cohort,
@@ -162,6 +173,8 @@ class Settings:
                 "notes": list(data.notes),
                 "sample": {"shape": list(data.x.shape[1:]), "dtype": str(data.x.dtype).removeprefix("torch.")},
                 "preparation": data.preparation.describe(),
+                **({"target": data.target} if data.target != "classes" else {}),
+                **({"centre": data.centre, "spread": data.spread} if data.target == "number" else {}),
             },
             "model": self.model_name,
             "training": asdict(self.training),
@@ -177,6 +190,8 @@ class Settings:
             **({"code": code} if (code := self._hash_code()) else {}),
             **({} if self.train_scores else {"train_scores": False}),
             **({"until_flat": True} if self.until_flat else {}),
+            **({} if self.loss == CROSS_ENTROPY else {"loss": str(self.loss), "score": self.loss.score}),
+            **({"metrics": list(self.metrics)} if self.metrics else {}),
         }
         return json.loads(json.dumps(found, default=str))
 
@@ -196,6 +211,16 @@ class Settings:
         return "-".join(re.sub(r"[^A-Za-z0-9.]+", "_", part).strip("_.")[:60] for part in parts)
 
 
+def check_metrics(names: Sequence[str], loss: Loss) -> tuple[str, ...]:
+    """The metrics that a run is to record beside its score and its loss. One that does not exist is an error."""
+    found = tuple(str(fit_to_type(name, Literal[tuple(METRICS)], "metrics")) for name in names)
+    if found and loss.target == "number":
+        raise EquipoiseError(
+            f"Metric `{found[0]}` is for classes. With loss `{loss}` runs record r2, mae and mse: leave metrics out."
+        )
+    return found
+
+
 def check_option(name: str, value: object) -> None:
     """Refuse a value that no run can have for this option."""
     match name, value:
@@ -205,6 +230,8 @@ def check_option(name: str, value: object) -> None:
             require(0 < value <= 1, name, "above 0 and at most 1", value)
         case "device", str():
             _check_device(value)
+        case "loss", str():
+            parse_loss(value)
         case "rounds" | "eval_every" | "participation" | "device", None:  # the protocol's own
             pass
         case "rounds" | "eval_every" | "participation" | "device", _:

@@ -18,6 +18,8 @@ from equipoise.engine.site_states import load_state, place_states, store_states
 from equipoise.engine.states import flatten, nest
 from equipoise.flower import wire
 from equipoise.flower.plan import Plan
+from equipoise.grammar import split_list
+from equipoise.losses import parse_loss
 from equipoise.roles import Phase
 from equipoise.rounds.client import client_round
 from equipoise.rounds.evaluation import SCORED, evaluate, list_models_at_home
@@ -118,8 +120,9 @@ def _task(plan: Plan, site: Site, message: Message) -> tuple[Task, Federation, i
     federation = seat_site(site.federation, site.client, number, sites)
     training = plan.trained_as(federation.protocol.training)
     task = Task.build(
-        plan.chosen, federation, model=plan.model, training=training, buffers=plan.buffers, seed=plan.seed
-    )
+        plan.chosen, federation, model=plan.model, training=training, buffers=plan.buffers, seed=plan.seed,
+        loss=parse_loss(plan.loss or federation.protocol.loss), metrics=tuple(split_list(plan.metrics)),
+    )  # fmt: skip
     return task, federation, number
 
 

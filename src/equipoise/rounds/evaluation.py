@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.data.federation import Federation, Split
+from equipoise.losses import Loss
 from equipoise.method import Method
-from equipoise.metrics import auc
+from equipoise.metrics import METRICS, measure_errors
 from equipoise.parts.weights import shares
 from equipoise.roles import Scored
 from equipoise.rounds.client import BUFFERS, PRIVATE
@@ -18,6 +23,8 @@ from equipoise.rounds.server import weighted_mean
 from equipoise.task import Task
 from equipoise.types import PERSONAL, ClientState, PerClient, Server, Tensors
 
+Floats = NDArray[np.float64]
+Booleans = NDArray[np.bool_]
 SCORED: tuple[Split, ...] = ("test", "validation", "train")  # the data on which a run scores its model after a round
 
 # The names of the models that can be scored, in records and manifests.
@@ -33,14 +40,14 @@ WORDS: dict[Scored, str] = {
 class Score:
     """One score of one client.
 
-    The metrics `accuracy` and `loss` belong to the model that the method scores. Those of other models of the same run
-    have longer names, such as `accuracy of the averaged-personal model`.
+    The metrics `accuracy` (`explained`, where numbers are predicted) and `loss` belong to the model that the method
+    scores. Those of other models of the same run have longer names, such as `accuracy of the averaged-personal model`.
     """
 
     client: str  # its name
     domain: str  # the client's own name if it has no domain
     split: str  # `test`, `validation` or `train`
-    metric: str  # `accuracy`, `loss`, `auc` ...
+    metric: str  # `accuracy` or `explained`, `loss`, `auc` ...
     value: float
     samples: int  # how many samples the value rests on
 
@@ -91,18 +98,40 @@ def evaluate(
             for (k, index), per_sample in zip(holders, scores, strict=True):
                 client = federation.clients[k]
                 domain = client.domain or client.name
-                for metric, value in _figures(per_sample, federation.y[index]).items():
-                    if not suffix or metric in ("accuracy", "loss"):
+                for metric, value in _figures(task, per_sample, federation.y[index]).items():
+                    if not suffix or metric in (task.loss.score, "loss"):
                         found.append(Score(client.name, domain, split, metric + suffix, value, len(index)))
     return found
 
 
-def _figures(values: Mapping[str, Tensor], y: Tensor) -> dict[str, float]:
-    """One client's figures from the scores of its samples, `[n]` each: means, and the AUC if there are two classes."""
-    figures = {metric: float(value.double().mean()) for metric, value in values.items() if metric != "margin"}
-    if "margin" in values and len(y.unique()) == 2:  # the AUC needs samples of both classes
-        figures["auc"] = auc(values["margin"].double().cpu().numpy(), y.cpu().numpy())
-    return figures
+def _figures(task: Task, values: Mapping[str, Tensor], y: Tensor) -> dict[str, float]:
+    """One client's figures from the scores of its samples, `[n]` each, and the outputs for them, `[n, outputs]`.
+
+    They are means; errors, if numbers are predicted; the AUC, if there are two classes; and the metrics that the run
+    asks for. A figure that is not defined for this client is left out.
+    """
+    figures = {metric: float(value.double().mean()) for metric, value in values.items() if metric != "outputs"}
+    if "outputs" not in values:
+        return figures
+    outputs, y = values["outputs"], y.cpu()
+    if task.loss.target == "number":
+        answers = task.loss.decide(outputs).double().numpy()
+        return figures | measure_errors(answers, y.double().numpy(), task.federation.spread)
+    wanted = dict.fromkeys((*(["auc"] if task.has_two_classes else []), *task.metrics))
+    questions = _ask(task.loss, outputs, y, task.classes)
+    found = {name: METRICS[name](*questions) for name in wanted}
+    return figures | {name: value for name, value in found.items() if not math.isnan(value)}
+
+
+def _ask(loss: Loss, outputs: Tensor, y: Tensor, classes: int) -> tuple[Floats, Booleans, Booleans]:
+    """The margins, the answers and the truth of each question, `[n, questions]` each, as `metrics.METRICS` takes them."""
+    margins, chosen = loss.measure_margins(outputs[:, :classes]).double().numpy(), loss.decide(outputs)
+    if loss.target == "labels":
+        return margins, chosen.bool().numpy(), y.bool().numpy()
+    if classes == 2:
+        return margins, (chosen[:, None] == 1).numpy(), (y[:, None] == 1).numpy()
+    said, true = (F.one_hot(value.clamp(max=classes), classes + 1)[:, :classes].bool().numpy() for value in (chosen, y))
+    return margins, said, true
 
 
 def _models(method: Method, task: Task) -> list[Scored]:

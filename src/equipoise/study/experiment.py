@@ -33,6 +33,8 @@ SETTINGS = (
     "with_validation",
     "train_scores",
     "until_flat",
+    "loss",
+    "metrics",
     "keep",
 )  # keys that set a field of all jobs
 LISTS = ("methods", "data", "seeds", "grid", "training")  # keys that are lists or tables

@@ -143,6 +143,7 @@ def _setting(study: Study) -> str:
         *domains,
         f"{facts['rounds']} rounds",
         f"model {facts['model']}",
+        *([f"loss {facts['loss']}"] if "loss" in facts else []),
     ]
     return ", ".join([*parts, f"seeds {join_words([str(seed) for seed in seeds], 10)}"])
 
@@ -159,7 +160,7 @@ def _verdict(study: Study, number: int) -> str:
 
 
 def _describe_clients(study: Study) -> str:
-    """What the script shows of a client that is picked: its name, its domain, and its accuracy under each method."""
+    """What the script shows of a client that is picked: its name, its domain, and its score under each method."""
     values = [[None if v != v else round(100 * v, 1) for v in study.mean_final(m).tolist()] for m in study.methods]
     facts = {"names": study.any.clients, "methods": study.methods, "values": values}
     return escape(json.dumps(facts, separators=(",", ":")))
@@ -198,7 +199,7 @@ def _front(study: Study, number: int) -> str:
     return (
         f"<h2 id='{name_figure('methods', number)}'>Methods</h2>"
         + build_table(tables.list_columns(), tables.list_rows(study), bold)
-        + f"<p class='caption'>{escape(tables.LEGEND)} {escape(definitions)}. Upload is that of a "
+        + f"<p class='caption'>{escape(tables.say_legend(study))} {escape(definitions)}. Upload is that of a "
         "client in a round. Bold is the best mean on test data, which is a description and no choice; "
         "local-only and centralised training do not count.</p>"
     )

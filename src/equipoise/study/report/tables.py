@@ -8,13 +8,12 @@ import math
 from collections.abc import Sequence
 
 from equipoise.metrics import PLUS_MINUS, Interval, bootstrap
-from equipoise.study.report.figures import DEFINITIONS, PERCENT, SMALLER_IS_BETTER, Study
+from equipoise.study.report.figures import DEFINITIONS, EXPLAINED, PERCENT, SMALLER_IS_BETTER, Study
 from equipoise.study.report.notices import find_notices, tell_notices
 from equipoise.study.report.verdict import judge_all
 
 # A spreadsheet may run text that begins with one of these as a formula. The last four are wide forms of the first four.
 FORMULA_SIGNS = (*"=+-@|%", *"\uff1d\uff0b\uff0d\uff20")
-LEGEND = f"Test accuracy in percent after the last round, over clients: mean over seeds, ± {PLUS_MINUS}."
 FRONT = ("AVG", "STD", "MIN", "worst 10 %", "gap variance", "losers")  # in the first table, before costs and verdict
 
 
@@ -48,6 +47,14 @@ def find_best(study: Study, name: str) -> set[str]:
     return {m for m, v in found.items() if known and v == max(known)}
 
 
+def say_legend(study: Study) -> str:
+    """What the numbers of a table are."""
+    more = (
+        "" if study.any.score == "accuracy" else f" {EXPLAINED.capitalize()}; the worst client has the largest error."
+    )
+    return f"Test {study.score} in percent after the last round, over clients: mean over seeds, ± {PLUS_MINUS}.{more}"
+
+
 def list_columns() -> list[str]:
     """The columns of the report's first table."""
     return ["method", *FRONT, "upload", "s / round", "levelling down"]
@@ -76,7 +83,7 @@ def write_markdown(study: Study) -> str:
         *([mark_up(cell) for cell in row] for row in list_rows(study)),
     ]
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
-    return "\n\n".join([table, mark_up(LEGEND), *map(mark_up, tell_notices(study))]) + "\n"
+    return "\n\n".join([table, mark_up(say_legend(study)), *map(mark_up, tell_notices(study))]) + "\n"
 
 
 def mark_up(text: str) -> str:
@@ -128,7 +135,7 @@ def write_latex(study: Study) -> str:
             for name, cell in zip(list_columns(), row, strict=True)
         ]
         lines.append(" & ".join(cells) + r" \\")
-    below = " ".join(plain(text) for text in (LEGEND, *tell_notices(study)))
+    below = " ".join(plain(text) for text in (say_legend(study), *tell_notices(study)))
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}", rf"\par{{\footnotesize {below}\par}}", ""])
 
 
@@ -149,21 +156,25 @@ def write_csv(study: Study) -> str:
 
 
 def write_clients(study: Study) -> str:
-    """The final accuracy and loss per client, method and seed as CSV.
+    """The final score and loss per client, method and seed as CSV.
 
-    The accuracy has its 95 % interval over the client's test samples.
+    An accuracy has its 95 % interval over the client's test samples.
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["data", "method", "seed", "client", "domain", "accuracy", "low", "high", "samples", "loss"])
+    writer.writerow(["data", "method", "seed", "client", "domain", study.any.score, "low", "high", "samples", "loss"])
     samples = study.any.samples()
     for method in study.methods:
         losses = study.final(method, "loss")
         for seed, values in study.final(method).items():
             rows = zip(study.any.clients, study.any.domains, values, samples, losses[seed], strict=True)
-            for client, domain, accuracy, count, loss in rows:
+            for client, domain, score, count, loss in rows:
                 names = [_safe(study.name), _safe(method), seed, _safe(client), _safe(domain)]
-                interval = bootstrap(float(accuracy), int(count))
+                interval = (
+                    bootstrap(float(score), int(count))
+                    if study.any.score == "accuracy"
+                    else (score, math.nan, math.nan)
+                )
                 cells = ["" if math.isnan(v) else repr(float(v)) for v in (*interval, loss)]
                 writer.writerow([*names, *cells[:3], int(count), cells[3]])
     return out.getvalue()
