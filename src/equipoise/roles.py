@@ -76,7 +76,7 @@ class Part:
 
         A need is a report (`"loss"`), something a shape part makes (`"mask"`), something that the server sends to
         clients (`"shared weight"`), or something that the model, the data or the loss must have (`"feature map"`,
-        `"validation"`, `"classes"`, `"class outputs"`).
+        `"validation"`, `"classes"`, `"class outputs"`, `"groups"`).
         """
         return self._needs
 

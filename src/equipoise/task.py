@@ -129,7 +129,9 @@ class Task:
         settings.check_with(params)
         place = torch.device(device)
         if place.type != "cpu":
-            federation = replace(federation, x=federation.x.to(place), y=federation.y.to(place))
+            groups = federation.groups
+            there = None if groups is None else replace(groups, of=groups.of.to(place))
+            federation = replace(federation, x=federation.x.to(place), y=federation.y.to(place), groups=there)
         places = {f"{name}.draws": module for name, module in network.named_modules() if isinstance(module, Noise)}
         return cls(
             federation=federation,
@@ -180,7 +182,8 @@ class Task:
     @property
     def keeps_outputs(self) -> bool:
         """Whether a client's figures need the outputs for its single samples."""
-        return self.has_two_classes or self.loss.target == "number" or bool(self.metrics)
+        grouped = self.federation.groups is not None
+        return self.has_two_classes or self.loss.target == "number" or grouped or bool(self.metrics)
 
     @property
     def has_two_classes(self) -> bool:
@@ -240,6 +243,16 @@ class Task:
         return self.forward(params, buffers, x, mode, noise)[0]
 
     # ------------------------------------------------------------------ data
+    @property
+    def group_count(self) -> int:
+        """The number of groups that samples are in; 0 if they are in none."""
+        return 0 if self.federation.groups is None else len(self.federation.groups.names)
+
+    def find_groups(self, samples: Samples) -> Tensor:
+        """The groups of some samples, `[n]`."""
+        assert self.federation.groups is not None
+        return self.federation.groups.of[samples.positions]
+
     def chunks(self, samples: Samples) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """Pieces `(x, y, valid)` of at most `EVALUATION_BATCH` samples, with x prepared for evaluation; valid is 0 for
         padding."""
@@ -277,8 +290,14 @@ class Task:
 
 
 def check_loss(method: Method, federation: Federation, loss: Loss) -> None:
-    """Refuse a loss that the data or a part of the method cannot be used with."""
+    """Refuse a loss that the data cannot be used with, and a method that needs another loss or groups of samples."""
     check_target(loss, federation.target)
+    for part in method.parts:
+        if "groups" in part.needs and federation.groups is None:
+            raise EquipoiseError(
+                f"`{part.name}` ({part.role}) of `{method}` needs samples that are marked with their groups. Name the column "
+                "that marks them with --group, or give the groups as a third array to Federation.from_tensors."
+            )
     lacking = {"classes": loss.target != "classes", "class outputs": not isinstance(loss, CrossEntropy)}
     what = {"classes": "classes to predict", "class outputs": "one output of the model per class"}
     for part in method.parts:

@@ -251,6 +251,14 @@ REPORTS: dict[str, Definition] = {
     "prototype_counts": Definition("[m, C]", "samples behind each prototype (zero: the prototype is missing)"),
     "control": Definition("[m, G]", "change of the client's control variate", length_power=1),
     "steps": Definition("[m]", "local optimizer steps that were done"),
+    "group_counts": Definition(
+        "[m, Z, T, A]", "training samples by group, truth and answer of the *received* model (positive class or not)"
+    ),
+    "group_sizes": Definition("[m, Z, T]", "training samples by group and truth (positive class or not)"),
+    "group_losses": Definition(
+        "[m, Z, T]", "sums of the *received* model's losses on the training data, by group and truth", length_power=1
+    ),
+    "group_weight": Definition("[m]", "sum of the weights that the server put on the client's training samples"),
     "personal": Definition("[m, P]", "the client's personal tensors after training, as one row", length_power=1),
 }  # fmt: skip
 OWN_REPORTS = frozenset(REPORTS)  # the names that the library defines
@@ -369,6 +377,7 @@ class Local(NamedTuple):
     lr: float  # the local learning rate
     frozen: Mapping[str, Tensor]  # [batch, width] each: features of this batch by the models of `Term.frozen`
     loss: Loss = CROSS_ENTROPY  # what the task minimises
+    group: Tensor | None = None  # [batch], the group of each sample; None: samples have no groups
 
     def mean(self, values: Tensor) -> Tensor:
         """Mean of `values [batch]` over the real samples of the batch; a scalar is returned as it is."""
@@ -415,6 +424,8 @@ class Trained(NamedTuple):
     apply: Callable[[Tensors, Tensors, Tensor], Outputs]  # (params, buffers, x) -> outputs in eval mode
     seed: tuple[int | str, ...]  # the seed path of this client in this round; () for a report that `stacks`
     loss: Loss = CROSS_ENTROPY  # what the task minimises
+    groups: int = 0  # number of groups; 0: samples have none
+    group_of: Callable[[Samples], Tensor] = lambda samples: samples.positions.new_zeros(0)  # samples -> groups [n]
 
 
 # --------------------------------------------------------------------------- the server's side

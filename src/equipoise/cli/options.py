@@ -104,6 +104,13 @@ class DataOptions:
             rich_help_panel=OWN,
         ),
     ] = None
+    group: Annotated[
+        str | None,
+        typer.Option(help="column that puts rows into groups to be compared, such as sex", rich_help_panel=OWN),
+    ] = None
+    group_in_model: Annotated[
+        bool, typer.Option("--group-in-model", help="let the model see the group column, too", rich_help_panel=OWN)
+    ] = False
     client: Annotated[str | None, typer.Option(help="client column [default: client]", rich_help_panel=OWN)] = None
     domain: Annotated[str | None, typer.Option(help="domain column [default: domain]", rich_help_panel=OWN)] = None
     image_size: Annotated[
@@ -132,7 +139,8 @@ class DataOptions:
 
         use_data_folder(self.data_dir)
         options = {
-            "label": self.label, "target": tuple(split_list(self.target or "")), "client": self.client,
+            "label": self.label, "target": tuple(split_list(self.target or "")), "group": self.group,
+            "group_in_model": self.group_in_model, "client": self.client,
             "domain": self.domain, "image_size": self.image_size,
             "ignore": tuple(split_list(self.ignore or "")), "partition": self.partition,
             "schema": str(self.schema) if self.schema else None, "skip_bad": self.skip_bad,

@@ -12,10 +12,12 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from equipoise.cli.screens import screen
+from equipoise.groups import RATES, bound_gap, find_worst, pool
 from equipoise.metrics import PLUS_MINUS, figures
 from equipoise.runs.reading import Recorded
 from equipoise.study.comparison import Comparison
 from equipoise.study.report.figures import average_by_domain
+from equipoise.study.report.groups import list_gaps, list_group_names, read_tallies, say_positive
 
 # Metrics that the table of a run shows beside score and loss where they were recorded, with the heads of their columns.
 FURTHER = {
@@ -52,6 +54,39 @@ def draw_run(run: Recorded) -> Table:
             means = average_by_domain(run.curve(metric)[1][-1], run.domains).values()
             table.add_row(f"{metric.removeprefix(f'{run.score} of the ')}, over domains", "", "", _sum_up(means), "")
     return table
+
+
+def draw_groups(run: Recorded) -> list[RenderableType]:
+    """A table of what every group of samples got from a stored run, and a line per gap between them; empty without
+    groups."""
+    column, names = list_group_names(run)
+    tallies = read_tallies(run)
+    if not names or not tallies:
+        return []
+    whole = pool(tallies.values())
+    rates = RATES if run.manifest["data"].get("target", "classes") == "classes" else ("accuracy",)
+    positive = f"; {say_positive(run)}" if say_positive(run) else ""
+    table = Table(
+        escape(column), "samples", *(run.score if rate == "accuracy" else rate for rate in rates), "loss",
+        title=escape(f"Groups of {column}, over all clients{positive}"), title_justify="left",
+    )  # fmt: skip
+    for z, name in enumerate(names):
+        shares = (_share(float(whole.rate(rate)[z]), " %") for rate in rates)
+        loss = float(whole.mean_losses[z])
+        table.add_row(escape(name), str(int(whole.sizes[z])), *shares, "-" if np.isnan(loss) else f"{loss:.3f}")
+    lines = []
+    for gap in list_gaps(run):
+        found, worst = bound_gap(list(tallies.values()), gap), find_worst(tallies, gap)
+        lines.append(
+            f"Gap in {gap.replace('_', ' ')}: {_share(found.mean)} points ({_share(found.low)} to {_share(found.high)})"
+        )
+        if worst.client:
+            lines[-1] += f"; worst client {worst.client} {_share(worst.gap)}, by chance {_share(worst.expected)}"
+    return [table, *(escape(f"{line}.") for line in lines)]
+
+
+def _share(value: float, unit: str = "") -> str:
+    return "-" if np.isnan(value) else f"{100 * value:.1f}{unit}"
 
 
 def _find_last(run: Recorded, metric: str) -> dict[str, float]:

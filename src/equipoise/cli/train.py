@@ -64,7 +64,7 @@ def run(
     ] = False,
 ) -> None:
     """Train one method, and show what every domain and client got; or do all runs of an experiment file (TOML)."""
-    from equipoise.cli.results import draw_run
+    from equipoise.cli.results import draw_groups, draw_run
     from equipoise.engine.simulation import prepare_simulation
     from equipoise.runs.reading import read
     from equipoise.study.experiment import read_experiment
@@ -83,7 +83,8 @@ def run(
     settings = job.settings(data)
     finished = None if again else find_finished(job, settings, options.out)
     if finished is not None:
-        screen.print(draw_run(read(finished)))
+        for shown in (draw_run(read(finished)), *draw_groups(read(finished))):
+            screen.print(shown)
         screen.print(
             f"This run was finished before, and stays. --again does it anew. Records: {finished}", soft_wrap=True
         )
@@ -111,7 +112,8 @@ def run(
             _say_how_to_resume(checkpoint)
             raise typer.Exit(STOPPED) from None
     say_notes((*data.notes, *result.warnings))
-    screen.print(draw_run(read(place)))
+    for shown in (draw_run(read(place)), *draw_groups(read(place))):
+        screen.print(shown)
     screen.print(f"{say_seconds(result.seconds)} with the {result.runner} runner. Records: {place}", soft_wrap=True)
 
 

@@ -23,7 +23,10 @@ from equipoise.losses import USUAL, Target
 from equipoise.training import Training
 
 Split = Literal["train", "validation", "test"]
-Arrays = tuple["Tensor | ArrayLike", "Tensor | ArrayLike"]  # samples [n, ...] and labels [n]
+# Samples [n, ...], labels [n] and, if samples are in groups, groups [n].
+Arrays = (
+    tuple["Tensor | ArrayLike", "Tensor | ArrayLike"] | tuple["Tensor | ArrayLike", "Tensor | ArrayLike", ArrayLike]
+)
 NOTHING = torch.zeros(0, dtype=torch.long)
 WHOLE = (torch.int64, torch.int32, torch.int16)  # types of samples that may be tokens; bytes are taken for pictures
 NO_CLIENTS = "A federation needs at least one client. Found none."
@@ -46,6 +49,15 @@ class Client:
     def split(self, name: Split) -> Tensor:
         """The positions of its training, validation or test samples."""
         return {"train": self.train, "validation": self.validation, "test": self.test}[name]
+
+
+@dataclass(frozen=True, eq=False)
+class Groups:
+    """Which group each sample is in. Groups never enter the model: they are there to be compared."""
+
+    name: str  # what they are groups of: a column, such as "sex"
+    names: tuple[str, ...]  # of the groups
+    of: Tensor  # [n], for each sample of the pool the position of its group in `names`
 
 
 @dataclass(frozen=True)
@@ -104,6 +116,7 @@ class Federation:
     arguments: str = ""  # of the data set, as the user wrote them: "alpha=0.1"
     centre: float = 0.0  # of a number to predict: it is `centre + spread * y`
     spread: float = 1.0
+    groups: Groups | None = None  # which group each sample is in; None: samples are in none
 
     def __post_init__(self) -> None:
         twins = [name for name, count in Counter(c.name for c in self.clients).items() if count > 1]
@@ -181,7 +194,7 @@ class Federation:
         if self.digest:
             return self.digest
         digest = hashlib.sha256(repr((tuple(self.x.shape), str(self.x.dtype))).encode())
-        for tensor in (self.x, self.y):
+        for tensor in (self.x, self.y, *(() if self.groups is None else (self.groups.of,))):
             digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
         return digest.hexdigest()
 
@@ -240,7 +253,8 @@ class Federation:
 
         `validation` and `test` are held out in the same form. Without `test`, `test_share` of each client's samples is
         set aside for testing (none where it has a single one). `domains` gives each client's domain, `joins` the first
-        round in which it can take part; `classes` is the number of classes, or their names.
+        round in which it can take part; `classes` is the number of classes, or their names. A third array per client
+        puts its samples into groups, such as `["f", "m", "f"]`, which are compared and never enter the model.
 
         >>> import torch
         >>> x, y = torch.randn(20, 3), torch.arange(20) % 2
@@ -273,7 +287,10 @@ class Federation:
         labels = {c.name: y[c.train] for c in clients} if target == "classes" else {}
         notes = remark_on_clients(labels, {c.name: len(c.test) for c in clients}, class_names, where={})
         plan = protocol or Protocol(loss=USUAL[target])
-        return cls(name, x, y, tuple(clients), class_names, plan, notes=tuple(notes), centre=centre, spread=spread)
+        return cls(
+            name, x, y, tuple(clients), class_names, plan, notes=tuple(notes), centre=centre, spread=spread,
+            groups=pool.name_groups(),
+        )  # fmt: skip
 
 
 def standardise(numbers: Tensor, clients: Sequence[Client]) -> tuple[Tensor, float, float]:
@@ -287,6 +304,13 @@ def standardise(numbers: Tensor, clients: Sequence[Client]) -> tuple[Tensor, flo
     if not spread > 0:
         raise EquipoiseError(f"Every number to predict is {float(known[0]):g}: there is nothing to learn.")
     return ((numbers.double() - centre) / spread).to(torch.get_default_dtype()), centre, spread
+
+
+def mark_groups(name: str, marks: Sequence[str], names: Sequence[str] | None = None) -> Groups:
+    """Groups from one mark per sample; `names` are those that there may be, by default those that occur, in order."""
+    known = tuple(sorted(set(marks))) if names is None else tuple(names)
+    place = {mark: i for i, mark in enumerate(known)}
+    return Groups(name, known, torch.tensor([place[mark] for mark in marks]))
 
 
 def _round_to_digits(value: float) -> float:
@@ -332,12 +356,13 @@ class _Pool:
         self.x: list[Tensor] = []
         self.y: list[Tensor] = []
         self.owners: list[tuple[str, str]] = []
+        self.groups: list[list[str]] = []
         self.size = 0
 
     def add(self, arrays: Arrays, client: str, what: str) -> Tensor:
         where = f"the {what} data of client `{client}`"
         try:
-            x, y = (value if isinstance(value, Tensor) else torch.from_numpy(np.asarray(value)) for value in arrays)
+            x, y = (v if isinstance(v, Tensor) else torch.from_numpy(np.asarray(v)) for v in arrays[:2])
         except (TypeError, ValueError) as error:
             raise EquipoiseError(f"Cannot read {where}: give (samples, labels) as arrays of numbers. {error}") from None
         if x.dim() > 0 and len(x) == 0:
@@ -360,6 +385,13 @@ class _Pool:
         self.x.append(x)
         self.y.append(y)
         self.owners.append((client, where))
+        if len(arrays) > 2:
+            marks = [str(mark) for mark in np.asarray(arrays[2]).tolist()]
+            if len(marks) != len(x):
+                raise EquipoiseError(
+                    f"Groups must be one per sample. Found {len(marks)} for {len(x)} samples in {where}."
+                )
+            self.groups.append(marks)
         self.size += len(x)
         return torch.arange(self.size - len(x), self.size)
 
@@ -398,6 +430,14 @@ class _Pool:
                     f"Labels must lie in 0 .. {len(names) - 1} ({len(names)} classes). Found {int(wrong[0])} in {where}."
                 )
         return torch.cat(self.x), torch.cat(self.y), tuple(names)
+
+    def name_groups(self) -> Groups | None:
+        """The groups of all samples, if every client gave some."""
+        if not self.groups:
+            return None
+        if len(self.groups) < len(self.x):
+            raise EquipoiseError("Some arrays have groups, and others do not. Give (samples, labels, groups) for all.")
+        return mark_groups("group", [mark for marks in self.groups for mark in marks])
 
     def _name_targets(self, given: int | Sequence[str] | None) -> tuple[str, ...]:
         """The names of the labels, or of the number to predict."""

@@ -22,7 +22,7 @@ from equipoise.data.missing import note_missing
 from equipoise.data.partitions import by_id, split_three_ways
 from equipoise.data.partitions import deal as dealt
 from equipoise.data.pieces import Piece, find_pieces, find_site_pieces
-from equipoise.data.remarks import remark_on_clients
+from equipoise.data.remarks import remark_on_clients, remark_on_groups
 from equipoise.data.site_schemas import SiteSchema, describe_rows
 from equipoise.data.tables import (
     LIMIT,
@@ -35,7 +35,7 @@ from equipoise.data.tables import (
     note_odd_texts,
     note_unknown_levels,
 )
-from equipoise.data.targets import Wanted, read_label_texts, read_targets, refuse_gaps
+from equipoise.data.targets import Wanted, read_groups, read_label_texts, read_targets, refuse_gaps
 from equipoise.errors import EquipoiseError
 from equipoise.grammar import Mistakes, did_you_mean, join_words, require
 from equipoise.losses import USUAL, Target
@@ -64,6 +64,8 @@ def own(
     path: str,
     label: str | None = None,
     target: tuple[str, ...] = (),
+    group: str | None = None,
+    group_in_model: bool = False,
     client: str | None = None,
     domain: str | None = None,
     image_size: int | None = None,
@@ -78,17 +80,20 @@ def own(
     """Your own data: image folders, tables with a label column, or a data set of the Hugging Face hub.
 
     `label`, `client` and `domain` name columns; by default the columns of these names are used. `target` names what is
-    to be predicted where it is no class: one column of numbers, or several columns of 0 and 1. `ignore` lists columns
-    to leave out. `partition` deals out rows that belong to no client, for example `dirichlet(clients=10, alpha=0.5)`.
-    Images become squares of `image_size` pixels. `schema` is a file that an earlier run wrote. `skip_bad` leaves out
-    images that cannot be read, and says which; `drop_missing` leaves out rows of tables with a missing value, and says
-    how many of which client. With `site` the path holds the data of a single client, which gets this name.
+    to be predicted where it is no class: one column of numbers, or several columns of 0 and 1. `group` names a column
+    that puts rows into groups, which are compared; it does not enter the model unless `group_in_model` says so.
+    `ignore` lists columns to leave out. `partition` deals out rows that belong to no client, for example
+    `dirichlet(clients=10, alpha=0.5)`. Images become squares of `image_size` pixels. `schema` is a file that an earlier
+    run wrote. `skip_bad` leaves out images that cannot be read, and says which; `drop_missing` leaves out rows of tables
+    with a missing value, and says how many of which client. With `site` the path holds the data of a single client,
+    which gets this name.
     """
     require(image_size is None or image_size >= 1, "image_size", "at least 1", image_size)
     notes: list[str] = []
     pieces = find_pieces(path, notes) if site is None else find_site_pieces(path, site, notes)
     fixed = Schema.read(Path(schema)) if schema else None
     wanted = Wanted.of(label, target, fixed)
+    marked = group or (fixed.group if fixed else "")
     owner = None if partition or site else client or "client"
     used = _list_used(pieces, wanted.columns, owner, domain or "domain", ignore, fixed)
     if drop_missing:
@@ -101,6 +106,9 @@ def own(
     mistakes = Mistakes()  # all that does not fit a given schema is said at once
     with mistakes.noted():
         y, classes = read_targets(pieces, wanted, fixed)
+    groups = None
+    with mistakes.noted():
+        groups = read_groups(pieces, marked, fixed) if marked else None
     if fixed:
         whole = (Rows(piece.client or "", piece.where, piece.table, piece.name_row) for piece in pieces)
         mistakes.found += [misfit for rows in whole for misfit in list_misfits(rows, fixed)]
@@ -125,7 +133,7 @@ def own(
         )
     else:
         clients = _clients(holdings, y, readable, domains, seed)
-        apart = {client or "client", domain or "domain", *ignore}
+        apart = {client or "client", domain or "domain", *ignore, *([] if group_in_model else [marked])}
         agreed, x, unknown = _features(holdings, clients, len(y), wanted, classes, apart, fixed)
         notes += unknown
         preparation, protocol = Preparation(), TABLE_PROTOCOL
@@ -133,12 +141,16 @@ def own(
     where = {holding.client: holding.piece.where for holding in holdings} if len(pieces) > 1 else {}
     labels = {c.name: y[c.train] for c in clients} if wanted.kind == "classes" else {}
     notes += remark_on_clients(labels, {c.name: len(c.test) for c in clients}, classes, where)
+    if groups:
+        tested = {c.name: groups.of[c.test] for c in clients}
+        notes += remark_on_groups(groups.name, groups.names, groups.of, tested)
+        agreed = replace(agreed, group=groups.name, groups=groups.names)
     if wanted.kind == "number":
         y, agreed = _scale_numbers(y, clients, agreed)
     protocol = replace(protocol, loss=USUAL[wanted.kind])
     return Federation(
         Path(path).stem, x, y, clients, classes, protocol, preparation, tuple(notes), digest, agreed.as_json(),
-        centre=agreed.centre, spread=agreed.spread,
+        centre=agreed.centre, spread=agreed.spread or 1.0, groups=groups,
     )  # fmt: skip
 
 
@@ -181,7 +193,7 @@ def _list_used(
             raise EquipoiseError(
                 f"There is no column `{name}` to ignore.{did_you_mean(name, present)} There are: {join_words(present, 12)}."
             )
-    known = present if fixed is None else [*targets, owner, domain, *fixed.columns]
+    known = present if fixed is None else [*targets, owner, domain, fixed.group, *fixed.columns]
     left = {*ignore, *(() if owner else ("client",))} - {*targets}
     return [name for name in present if name in known and name not in left]
 

@@ -10,7 +10,7 @@ from typing import get_args
 
 import torch
 
-from equipoise.data.federation import NOTHING, Client, Federation, Protocol, Split
+from equipoise.data.federation import NOTHING, Client, Federation, Groups, Protocol, Split
 from equipoise.data.images import rebuild_preparation
 from equipoise.data.tables import Schema, compare_schemas
 from equipoise.errors import EquipoiseError
@@ -20,7 +20,8 @@ About = Mapping[str, object]  # what a site tells about itself and its data
 SPLITS: tuple[Split, ...] = get_args(Split)
 # What must be the same at all sites. The first three follow from a schema, where there is one.
 AGREED = (
-    "classes", "shape", "dtype", "model", "training", "rounds", "participation", "preparation", "target", "loss", "spread"
+    "classes", "shape", "dtype", "model", "training", "rounds", "participation", "preparation", "target", "loss", "spread",
+    "groups",
 )  # fmt: skip
 
 
@@ -45,6 +46,7 @@ def describe_site(data: Federation, client: Client, training: Training, number: 
         "protocol": data.protocol.name,
         "loss": data.protocol.loss,
         "target": data.target,
+        "groups": None if data.groups is None else [data.groups.name, *data.groups.names],
         "centre": data.centre,
         "spread": data.spread,
         "training": asdict(training),
@@ -134,7 +136,16 @@ def build_stand_in(sites: Sequence[About]) -> Federation:
         schema=first["schema"],  # type: ignore[arg-type]
         centre=float(str(first["centre"])),
         spread=float(str(first["spread"])),
+        groups=_stand_in_groups(first["groups"], start),
     )
+
+
+def _stand_in_groups(told: object, samples: int) -> Groups | None:
+    """Groups as the sites name them, with all samples in the first one."""
+    if told is None:
+        return None
+    name, *names = map(str, told)  # type: ignore[call-overload]
+    return Groups(name, tuple(names), torch.zeros(1, dtype=torch.long).expand(samples))
 
 
 def zero_targets(target: str, names: int, samples: int) -> torch.Tensor:

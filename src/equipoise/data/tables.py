@@ -41,6 +41,8 @@ class Schema:
     target: Target = "classes"  # what is to be predicted
     centre: float = 0.0  # of a number to predict, which is standardised: `(number - centre) / spread`
     spread: float = 0.0  # 0: not known yet
+    group: str = ""  # the column that puts rows into groups; empty: none does
+    groups: tuple[str, ...] = ()  # the names of the groups
 
     @property
     def width(self) -> int:
@@ -53,6 +55,8 @@ class Schema:
         found: dict[str, object] = {"label": self.label, "classes": list(self.classes), "columns": columns}
         if self.target != "classes":
             found["target"] = self.target
+        if self.group:
+            found["group"] = {"column": self.group, "names": list(self.groups)}
         return found | ({"centre": self.centre, "spread": self.spread} if self.target == "number" else {})
 
     @classmethod
@@ -63,7 +67,9 @@ class Schema:
         }
         target = fit_to_type(found.get("target", "classes"), Target, "target")
         scale = (float(found["centre"]), float(found["spread"])) if target == "number" else (0.0, 0.0)
-        return cls(str(found["label"]), tuple(map(str, found["classes"])), columns, target, *scale)  # type: ignore[arg-type]
+        marks = found.get("group", {"column": "", "names": []})
+        named = str(marks["column"]), tuple(map(str, marks["names"]))
+        return cls(str(found["label"]), tuple(map(str, found["classes"])), columns, target, *scale, *named)  # type: ignore[arg-type]
 
     @property
     def targets(self) -> tuple[str, ...]:
@@ -341,6 +347,9 @@ def compare_schemas(schemas: Mapping[str, Schema]) -> list[str]:
             f"The classes are {join_words(list(one.classes), 12)} at `{here}` and {join_words(list(other.classes), 12)} at "
             f"`{there}`."
         )
+    if (one.group, one.groups) != (other.group, other.groups):
+        told = (f"`{s.group}` ({join_words(list(s.groups), 12)})" if s.group else "not marked" for s in (one, other))
+        found.append(f"Groups are {next(told)} at `{here}` and {next(told)} at `{there}`. Give all sites one schema.")
     scales = [(schema.centre, schema.spread) for schema in (one, other)]
     if one.target == other.target == "number" and scales[0] != scales[1]:
         found.append(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from equipoise.data.federation import Groups, mark_groups
 from equipoise.data.files import list_class_names
 from equipoise.data.missing import SPELT, mark_missing
 from equipoise.data.pieces import Piece
@@ -143,6 +144,35 @@ def _read_classes(pieces: Sequence[Piece], label: str, fixed: Schema | None) -> 
         )
     number = {name: i for i, name in enumerate(classes)}
     return torch.tensor([number[text] for text in texts]), classes
+
+
+# --------------------------------------------------------------------------- groups
+MOST_GROUPS = 20  # a column with more different values hardly marks groups
+
+
+def read_groups(pieces: Sequence[Piece], column: str, fixed: Schema | None) -> Groups:
+    """The groups that a column puts rows into. Those of a given schema are the only ones that there may be."""
+    marks: list[str] = []
+    for piece in pieces:
+        refuse_absent(piece, column, "group column", "--group")
+        refuse_gaps(piece, column, "group")
+        marks += [as_text(value) for value in piece.table[column].to_pylist()]
+    names = fixed.groups if fixed and fixed.group == column else None
+    unknown = sorted(set(marks) - set(marks if names is None else names))
+    if unknown:
+        raise EquipoiseError(
+            f"Group {join_words([repr(one) for one in unknown])} in column `{column}` is not one of the schema's: "
+            f"{join_words(list(names or ()), 12)}."
+        )
+    if len(set(marks)) > MOST_GROUPS:
+        raise EquipoiseError(
+            f"Column `{column}` has {len(set(marks))} different values: too many for groups. Join some, into age groups, say."
+        )
+    if names is None and len(set(marks)) < 2:
+        raise EquipoiseError(
+            f"Every row is in the group {marks[0]!r} of column `{column}`: there is nothing to compare."
+        )
+    return mark_groups(column, marks, names)
 
 
 # --------------------------------------------------------------------------- columns that must be there

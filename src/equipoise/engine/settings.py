@@ -173,6 +173,7 @@ class Settings:
                 "notes": list(data.notes),
                 "sample": {"shape": list(data.x.shape[1:]), "dtype": str(data.x.dtype).removeprefix("torch.")},
                 "preparation": data.preparation.describe(),
+                **({"groups": {"name": data.groups.name, "names": list(data.groups.names)}} if data.groups else {}),
                 **({"target": data.target} if data.target != "classes" else {}),
                 **({"centre": data.centre, "spread": data.spread} if data.target == "number" else {}),
             },

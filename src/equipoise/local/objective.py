@@ -65,6 +65,7 @@ def build_objective(
         x: Tensor,
         y: Tensor,
         keep: Tensor | None,
+        sample_groups: Tensor | None,
         frozen: Tensors,
         own_params: Tensors,
         own_buffers: Tensors,
@@ -78,7 +79,7 @@ def build_objective(
                     name: task.apply(model.params, model.buffers, x).features
                     for name, model in collect_frozen_models(terms, received, states).items()
                 }
-        local = Local(out, x, y, keep, params, received, states, *time, frozen, task.loss)
+        local = Local(out, x, y, keep, params, received, states, *time, frozen, task.loss, sample_groups)
         base = local.mean(losses.detach())
         for term in terms:
             losses = term.base(losses, local)

@@ -136,6 +136,7 @@ class FactoredSteps:
             group.x,
             group.y,
             group.keep,
+            group.sample_groups,
             group.frozen,
             *self.stack.mine,
         )
@@ -224,6 +225,7 @@ class AutogradSteps:
                 group.x,
                 group.y,
                 group.keep,
+                group.sample_groups,
                 group.frozen,
                 *pick(at_work, group.rows),
             )

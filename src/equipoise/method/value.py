@@ -37,8 +37,8 @@ SOURCES = {
     "decoupled features": "F2DC's modules: add `f2dc_modules`",
 }
 # Needs that the model, the data or the loss must meet, not a part. "classes" are targets that are classes, "class
-# outputs" one output of the model for each of them.
-FROM_OUTSIDE = frozenset({"feature map", "validation", "classes", "class outputs"})
+# outputs" one output of the model for each of them, "groups" marks that put samples into groups.
+FROM_OUTSIDE = frozenset({"feature map", "validation", "classes", "class outputs", "groups"})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,11 +5,13 @@ from equipoise.methods.afl import afl
 from equipoise.methods.ditto import ditto
 from equipoise.methods.eagle import eagle
 from equipoise.methods.f2dc import daa, f2dc, f2dc_modules
+from equipoise.methods.fairfed import fairfed
 from equipoise.methods.fdse import fdse
 from equipoise.methods.fedavg import fedavg, fedsgd
 from equipoise.methods.fedbn import fedbn
 from equipoise.methods.feddyn import feddyn
 from equipoise.methods.fedequilibria import fedequilibria
+from equipoise.methods.fedfb import fedfb
 from equipoise.methods.fedfe import fedfe
 from equipoise.methods.fedfv import fedfv
 from equipoise.methods.fedheal import fedheal
@@ -40,11 +42,13 @@ __all__ = [
     "eagle",
     "f2dc",
     "f2dc_modules",
+    "fairfed",
     "fdse",
     "fedavg",
     "fedbn",
     "feddyn",
     "fedequilibria",
+    "fedfb",
     "fedfe",
     "fedfv",
     "fedheal",

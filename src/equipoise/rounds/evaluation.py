@@ -13,9 +13,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.data.federation import Federation, Split
+from equipoise.groups import Tally, name_counts
 from equipoise.losses import Loss
 from equipoise.method import Method
 from equipoise.metrics import METRICS, measure_errors
+from equipoise.parts.groups import POSITIVE
 from equipoise.parts.weights import shares
 from equipoise.roles import Scored
 from equipoise.rounds.client import BUFFERS, PRIVATE
@@ -77,10 +79,12 @@ def evaluate(
     splits: Sequence[Split] = ("test",),
     models: Sequence[Scored] | None = None,
     clients: Sequence[int] | None = None,
+    fewest: int = 1,
 ) -> list[Score]:
     """The scores of every client, or of these, that has samples in a split.
 
-    `models` are the models to score, first the one that `accuracy` belongs to. Default: all that exist.
+    Where samples are in groups, the counts of `groups.Tally` are among them, of each group with at least `fewest`
+    samples at the client. `models` are the models to score, first the one that `accuracy` belongs to. Default: all that exist.
     """
     main, *others = models or _models(method, task)
     theta = server.theta if server.evaluated is None else server.evaluated
@@ -98,7 +102,10 @@ def evaluate(
             for (k, index), per_sample in zip(holders, scores, strict=True):
                 client = federation.clients[k]
                 domain = client.domain or client.name
-                for metric, value in _figures(task, per_sample, federation.y[index]).items():
+                figures = _figures(task, per_sample, federation.y[index])
+                if federation.groups is not None and not suffix:
+                    figures |= name_counts(_tally(task, per_sample, index, fewest))
+                for metric, value in figures.items():
                     if not suffix or metric in (task.loss.score, "loss"):
                         found.append(Score(client.name, domain, split, metric + suffix, value, len(index)))
     return found
@@ -121,6 +128,27 @@ def _figures(task: Task, values: Mapping[str, Tensor], y: Tensor) -> dict[str, f
     questions = _ask(task.loss, outputs, y, task.classes)
     found = {name: METRICS[name](*questions) for name in wanted}
     return figures | {name: value for name, value in found.items() if not math.isnan(value)}
+
+
+def _tally(task: Task, values: Mapping[str, Tensor], index: Tensor, fewest: int) -> Tally:
+    """The counts of one client's samples by group. A group of fewer than `fewest` samples counts none.
+
+    Where no classes are predicted, all samples count as not positive and as answered so: only losses and scores tell
+    groups apart.
+    """
+    marks = task.federation.groups
+    assert marks is not None
+    groups = len(marks.names)
+    mine, y = F.one_hot(marks.of.cpu()[index.cpu()], groups).double(), task.federation.y.cpu()[index.cpu()]
+    mine = mine * (mine.sum(0) >= fewest)
+    classes = task.loss.target == "classes"
+    truth, answer = (
+        F.one_hot((one == POSITIVE).long() if classes else torch.zeros(len(y), dtype=torch.long), 2).double()
+        for one in (y, task.loss.decide(values["outputs"]))
+    )
+    counts = torch.einsum("nz,nt,na->zta", mine, truth, answer)
+    losses = torch.einsum("nz,nt,n->zt", mine, truth, values["loss"].double())
+    return Tally(counts.numpy(), (mine.T @ values[task.loss.score].double()).numpy(), losses.numpy())
 
 
 def _ask(loss: Loss, outputs: Tensor, y: Tensor, classes: int) -> tuple[Floats, Booleans, Booleans]:

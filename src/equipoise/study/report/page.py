@@ -15,6 +15,7 @@ from equipoise.runs.reading import Recorded
 from equipoise.study.report import tables
 from equipoise.study.report.charts import COLOURS, NEGATIVE, NEGATIVE_ON_DARK, Chart
 from equipoise.study.report.figures import DEFAULT_RULES, DEFINITIONS, Rules, Study, group_studies
+from equipoise.study.report.groups import build_gap_table, build_rate_table, list_group_names, say_group_legend
 from equipoise.study.report.headline import say_half, tell
 from equipoise.study.report.notices import tell_notices
 from equipoise.study.report.plots import draw_charts, draw_partitions
@@ -104,6 +105,7 @@ def _contents(found: Sequence[Study], charts: Sequence[Sequence[Chart]]) -> str:
     lines = []
     for i, (study, mine) in enumerate(zip(found, charts, strict=True)):
         parts = [("verdict", "Verdict"), ("methods", "Methods"), ("check", "Levelling down")]
+        parts += [("groups", "Groups")] if list_group_names(study.any)[1] else []
         parts += [(chart.kind, chart.title) for chart in mine] + [("cost", "Cost"), ("all", "All figures")]
         links = " · ".join(f"<a href='#{name_figure(kind, i)}'>{escape(title)}</a>" for kind, title in parts)
         lines.append(f"<p><b>{escape(study.name)}</b> {links}</p>")
@@ -122,6 +124,7 @@ def _study(study: Study, charts: Sequence[Chart], number: int) -> str:
             _picker(study),
             _front(study, number),
             _check(study, number),
+            _groups(study, number),
             "<h2>Plots</h2>",
             *(draw_svg(chart, number) for chart in charts),
             _cost(study, number),
@@ -230,6 +233,17 @@ def _check(study: Study, number: int) -> str:
         "interval of the paired differences holds zero. Clients are tested together: the procedure of Benjamini and "
         "Hochberg keeps false discoveries among the named clients at 5 %.</p>"
         f"{''.join(items)}"
+    )
+
+
+def _groups(study: Study, number: int) -> str:
+    """The gaps between groups of samples, and what each group got; nothing where samples are in no groups."""
+    if not list_group_names(study.any)[1]:
+        return ""
+    gaps, rates = build_gap_table(study), build_rate_table(study)
+    return (
+        f"<h2 id='{name_figure('groups', number)}'>Groups</h2>{build_table(*gaps)}{build_table(*rates)}"
+        f"<p class='caption'>{escape(say_group_legend(study))}</p>"
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from equipoise.metrics import FORMULAS, bootstrap
 from equipoise.study.report.charts import Arrows, Bars, Chart, Line, Panel, Points, Rug, Ticks, count_in_bins
 from equipoise.study.report.figures import EXPLAINED, Study, Vector, average_by_domain
+from equipoise.study.report.groups import list_gaps, list_group_names, measure_pooled
 from equipoise.study.report.headline import tell
 
 MOST_ROWS = 30  # clients that a plot names one by one; more are put in groups
@@ -297,6 +299,23 @@ def draw_errors(study: Study) -> Chart | None:
     )
     panel = _draw_bars(study, rows, f"mean absolute error of {target}", found)
     return Chart("errors", "Error of each client", caption, [panel])
+
+
+@register_plot
+def draw_groups(study: Study) -> Chart | None:
+    """The gaps between groups of samples under each method, as bars. Needs samples that are in groups."""
+    gaps = list_gaps(study.any) if list_group_names(study.any)[1] else []
+    if not gaps:
+        return None
+    found = {method: measure_pooled(study, method) for method in study.methods}
+    rows = [(name.replace("_", " "), [i]) for i, name in enumerate(gaps)]
+    values = {method: np.array([100 * mine[name].mean for name in gaps]) for method, mine in found.items()}
+    panel = replace(_draw_bars(study, rows, "gap in points", values), members=[])
+    caption = (
+        f"Largest difference between two groups of {list_group_names(study.any)[0]}, over all clients' test samples "
+        "together, mean over seeds, last round; lower is fairer."
+    )
+    return Chart("groups", "Gaps between groups", caption, [panel])
 
 
 @register_plot

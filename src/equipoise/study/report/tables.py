@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from equipoise.metrics import PLUS_MINUS, Interval, bootstrap
 from equipoise.study.report.figures import DEFINITIONS, EXPLAINED, PERCENT, SMALLER_IS_BETTER, Study
+from equipoise.study.report.groups import build_gap_table, build_rate_table, list_group_names, say_group_legend
 from equipoise.study.report.notices import find_notices, tell_notices
 from equipoise.study.report.verdict import judge_all
 
@@ -83,7 +84,16 @@ def write_markdown(study: Study) -> str:
         *([mark_up(cell) for cell in row] for row in list_rows(study)),
     ]
     table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
-    return "\n\n".join([table, mark_up(say_legend(study)), *map(mark_up, tell_notices(study))]) + "\n"
+    texts = [table, mark_up(say_legend(study)), *map(mark_up, tell_notices(study))]
+    if list_group_names(study.any)[1]:
+        groups = [_draw_markdown(*build_gap_table(study)), _draw_markdown(*build_rate_table(study))]
+        texts += [*groups, mark_up(say_group_legend(study))]
+    return "\n\n".join(texts) + "\n"
+
+
+def _draw_markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(mark_up(cell) for cell in row) + " |" for row in lines)
 
 
 def mark_up(text: str) -> str:
