@@ -21,6 +21,7 @@ from pictures_of.features import (
     draw_fpl,
     draw_moon,
 )
+from pictures_of.groups import draw_fairfed, draw_fedfb
 from pictures_of.local_training import draw_ditto, draw_feddyn, draw_fedprox, draw_propfair, draw_scaffold
 from pictures_of.server_rules import (
     draw_afl,
@@ -38,10 +39,12 @@ PICTURES: dict[str, Callable[[], plt.Figure]] = {
     "daa": draw_rule("daa"),
     "ditto": draw_ditto,
     "eagle": draw_rule("eagle(apply='server', lag=0)", "eagle, on the server"),
+    "fairfed": draw_fairfed,
     "fdse": draw_per_tensor("fdse", weights=True),
     "fedbn": draw_fedbn,
     "feddyn": draw_feddyn,
     "fedequilibria": draw_by_strength("fedequilibria", "t", (0.0, 0.3, 0.7, 1.0)),
+    "fedfb": draw_fedfb,
     "fedfe": draw_by_strength("fedfe", "q", (0.0, 0.2, 1.0, 5.0), ", lr=1.0"),
     "fedfv": draw_fedfv,
     "fedheal": draw_rule("fedheal", rounds=4),

@@ -24,7 +24,7 @@ from equipoise.study.report.figures import group_studies
 from equipoise.study.report.verdict import choose_by_validation, judge_all
 from kit import NormNet, blobs, pictures
 from kit.flower import LoopGrid
-from kit.rows import QUICK, needs_images
+from kit.rows import QUICK, needs_groups, needs_images
 
 FEDERATED = [name for name in METHODS if name != "centralised"]
 MORE = [
@@ -77,7 +77,7 @@ def same(flower, simulation, tolerance=1e-5):
 
 @pytest.mark.parametrize("text", [*(QUICK.get(name, name) for name in FEDERATED), *MORE])
 def test_every_method_gives_what_a_simulation_gives(text):
-    data = pictures() if needs_images(text) else blobs()
+    data = pictures() if needs_images(text) else blobs(grouped=needs_groups(text))
     for participation in (1.0, 0.5):
         options = {"participation": participation, "rounds": 3}
         same(on_flower(text, data, **options), simulated(text, data, **options))
