@@ -64,7 +64,10 @@ def test_pooled_figures_of_the_worked_example():
 def test_the_gaps_of_clients_do_not_tell_the_pooled_one():
     signed = [float(signed_gap(torch.from_numpy(counts), "equal_opportunity")) for counts in COUNTS]
     assert signed == pytest.approx([-0.35, -0.133333, -0.4], abs=1e-6)
-    one, other = np.array([[[50.0, 0], [0, 50]], [[50, 0], [50, 0]]]), np.array([[[50.0, 0], [50, 0]], [[50, 0], [0, 50]]])
+    one, other = (
+        np.array([[[50.0, 0], [0, 50]], [[50, 0], [50, 0]]]),
+        np.array([[[50.0, 0], [50, 0]], [[50, 0], [0, 50]]]),
+    )
     opposite = {"a": tally(one), "b": tally(other)}
     assert measure_gap(pool(opposite.values()), "equal_opportunity") == 0
     worst = find_worst(opposite, "equal_opportunity")
@@ -160,7 +163,9 @@ def test_limits_are_fedavg(text):
     torch.testing.assert_close(plain, other, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("text", ["fedfb(alpha=1.0)", "fairfed", "fairfed + fedfb(alpha=1.0)", "fedfb(alpha=1.0) + fedprox"])
+@pytest.mark.parametrize(
+    "text", ["fedfb(alpha=1.0)", "fairfed", "fairfed + fedfb(alpha=1.0)", "fedfb(alpha=1.0) + fedprox"]
+)
 def test_runners_agree(text):
     one, other = (run(text, small(), rounds=3, runner=r, model="mlp(hidden=(5,))") for r in ("inline", "vectorised"))
     torch.testing.assert_close(one.server.theta, other.server.theta, rtol=1e-4, atol=1e-6)
@@ -311,5 +316,7 @@ def test_a_group_with_three_rows_is_noted(tmp_path):
 
 def test_needs_are_said_by_the_parts():
     assert all("groups" in part.needs for part in parse("fedfb").terms)
-    with pytest.raises(EquipoiseError, match=r"`group_losses` \(reports\) of `fedfb.*` needs|`weighted_groups` \(terms\)"):
+    with pytest.raises(
+        EquipoiseError, match=r"`group_losses` \(reports\) of `fedfb.*` needs|`weighted_groups` \(terms\)"
+    ):
         run("fedfb", "gaussians", rounds=1)

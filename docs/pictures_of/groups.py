@@ -27,7 +27,7 @@ def draw_fairfed() -> plt.Figure:
     whole = float(signed_gap(COUNTS.sum(0), "equal_opportunity"))
     left.barh(NAMES, gaps, color=COLOURS, height=0.6)
     left.axvline(whole, color=DARK, ls="--", lw=1)
-    left.annotate("pooled", (whole, 2.5), color=DARK, ha="center", fontsize=7)
+    left.annotate("pooled", (whole, 2.6), color=DARK, fontsize=7, textcoords="offset points", xytext=(4, 0))
     left.set_ylim(2.75, -0.6)
     left.set_title("gap in true positive rates of two groups", fontsize=8)
     betas = (0.0, 0.5, 1.0, 2.0, 3.0)
@@ -58,6 +58,6 @@ def draw_fedfb() -> plt.Figure:
             axes.plot([float(one[y, z]) for one in path], style, color=colour, label=f"{name}: {said}")
     axes.set_xlabel("round")
     axes.set_ylabel("weight on a sample's loss")
-    axes.set_title("losses that stay as they are: weights move until rates would be equal", fontsize=8)
+    axes.set_title("while the losses stay as they are, the weights move on", fontsize=8)
     axes.legend(fontsize=6)
     return figure

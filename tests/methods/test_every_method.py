@@ -52,7 +52,10 @@ def test_runners_agree(text):
 @pytest.mark.usefixtures("double_precision")
 @pytest.mark.parametrize("text", [row for row in ROWS if not needs_images(row)])
 def test_models_with_batch_statistics(text):
-    results = [quiet(text, in_double(blobs(grouped=needs_groups(text))), model=NormNet, runner=runner, rounds=2) for runner in IN_PROCESS]
+    results = [
+        quiet(text, in_double(blobs(grouped=needs_groups(text))), model=NormNet, runner=runner, rounds=2)
+        for runner in IN_PROCESS
+    ]
     for result in results:
         for name, value in result.server.buffers.items():
             if name.endswith("running_var"):
@@ -62,7 +65,9 @@ def test_models_with_batch_statistics(text):
 
 @pytest.mark.parametrize("text", [row for row in ROWS if not needs_images(row)])
 def test_runners_agree_in_single_precision(text):
-    inline, vectorised = (quiet(text, blobs(grouped=needs_groups(text)), runner=runner, rounds=2) for runner in ("inline", "vectorised"))
+    inline, vectorised = (
+        quiet(text, blobs(grouped=needs_groups(text)), runner=runner, rounds=2) for runner in ("inline", "vectorised")
+    )
     torch.testing.assert_close(inline.server.theta, vectorised.server.theta, rtol=1e-3, atol=1e-4)
 
 
