@@ -71,7 +71,8 @@ def test_the_gaps_of_clients_do_not_tell_the_pooled_one():
     opposite = {"a": tally(one), "b": tally(other)}
     assert measure_gap(pool(opposite.values()), "equal_opportunity") == 0
     worst = find_worst(opposite, "equal_opportunity")
-    assert worst.gap == 1 and 0 < worst.expected < 0.5
+    assert worst.gap == 1
+    assert 0 < worst.expected < 0.5
 
 
 def test_few_samples_are_left_out_and_counted():
@@ -79,7 +80,8 @@ def test_few_samples_are_left_out_and_counted():
     assert math.isnan(measure_gap(TALLIES["k1"], "equal_opportunity", fewest=30))  # and not judged
     assert find_worst(TALLIES, "equal_opportunity").left_out == 3
     nobody = tally(np.array([[[30.0, 10], [10, 30]], [[0, 0], [0, 0]]]))
-    assert math.isnan(measure_gap(nobody, "demographic_parity")) and math.isnan(measure_loss_gap(nobody))
+    assert math.isnan(measure_gap(nobody, "demographic_parity"))
+    assert math.isnan(measure_loss_gap(nobody))
 
 
 def test_the_order_of_groups_does_not_matter():
@@ -92,7 +94,8 @@ def test_the_order_of_groups_does_not_matter():
 def test_three_groups_have_an_interval_around_their_gap():
     counts = np.array([[[40.0, 10], [10, 40]], [[30, 20], [20, 30]], [[45, 5], [5, 45]]])
     found = bound_gap([tally(counts)], "equal_opportunity")
-    assert found.low < found.mean < found.high and found == bound_gap([tally(counts)], "equal_opportunity")
+    assert found.low < found.mean < found.high
+    assert found == bound_gap([tally(counts)], "equal_opportunity")
 
 
 def test_counts_go_into_records_and_back():
@@ -117,7 +120,8 @@ def test_fairfed_of_the_worked_example():
     assert exp.weights.tolist() == pytest.approx([0.359151, 0.401705, 0.239144], abs=1e-6)
     assert weigh("fairfed(beta=0)").weights.tolist() == pytest.approx((SAMPLES / 280).tolist())
     large = weigh("fairfed(beta=50)").weights  # weights that would be negative are cut off at zero
-    assert float(large.min()) == 0 and float(large.sum()) == pytest.approx(1)
+    assert float(large.min()) == 0
+    assert float(large.sum()) == pytest.approx(1)
 
 
 def test_fairfed_compares_accuracies_where_a_client_has_no_gap():
@@ -141,7 +145,8 @@ def test_fedfb_of_the_worked_example():
     assert weights[0].tolist() == pytest.approx([1.051790, 0.919961], abs=1e-6)
     assert weights[1].tolist() == pytest.approx([0.948210, 1.080039], abs=1e-6)
     far, _ = move_weights(start, sizes, losses, pooled, 1000.0, "demographic_parity")
-    assert float(far.min()) >= 0 and torch.allclose(far.sum(0), 2 * pooled / 280)
+    assert float(far.min()) >= 0
+    assert torch.allclose(far.sum(0), 2 * pooled / 280)
 
 
 def small(seed=0, groups=("f", "m"), size=90):
@@ -173,7 +178,7 @@ def test_runners_agree(text):
 
 def test_three_groups():
     assert run("fedfb", small(groups=("a", "b", "c")), rounds=2).values()
-    with pytest.raises(EquipoiseError, match="fairfed compares two groups. Found 3"):
+    with pytest.raises(EquipoiseError, match=r"fairfed compares two groups\. Found 3"):
         run("fairfed", small(groups=("a", "b", "c")), rounds=2)
 
 
@@ -203,7 +208,8 @@ def test_fedfb_lowers_the_parity_gap_at_a_cost(tmp_path):
     cost = study.change("fedfb(alpha=1.0)", "AVG").mean
     assert gap["fedfb(alpha=1.0)"] < 0.67 * gap["fedavg"]
     assert -0.04 < cost < 0
-    assert len(build_gap_table(study)[1]) == 2 and len(build_rate_table(study)[1]) == 4
+    assert len(build_gap_table(study)[1]) == 2
+    assert len(build_rate_table(study)[1]) == 4
 
 
 # --------------------------------------------------------------------------- a user's own tables
@@ -234,7 +240,8 @@ def test_a_group_fairness_federation_from_a_table_to_the_report(tmp_path):
     many = invoke("compare", str(table), "--methods", "fedavg,fedfb(alpha=1.0),fairfed", "--seeds", "2", *words)
     assert many.exit_code == 0, many.output
     page = (out / "report.html").read_text()
-    assert ">Groups</h2>" in page and "worst client: demographic_parity" in page
+    assert ">Groups</h2>" in page
+    assert "worst client: demographic parity" in page
     assert "Gaps between groups" in page
     (run_folder,) = [place for place in out.iterdir() if "fedfb" in place.name and "seed0" in place.name]
     stored = read(run_folder)
@@ -248,13 +255,16 @@ def test_a_regression_federation_from_a_table_to_the_report(tmp_path):
     words = ["--target", "stay", "--loss", "huber(delta=1)", "--group", "sex", "--ignore", "ill", "--rounds", "8"]
     one = invoke("run", str(table), *words, "--out", str(out))
     assert one.exit_code == 0, one.output
-    assert "explained" in one.output and "error" in one.output
+    assert "explained" in one.output
+    assert "error" in one.output
     methods = "fedavg,qffl,fedheal,local_only"
     many = invoke("compare", str(table), "--methods", methods, "--seeds", "2", *words, "--out", str(out))
     assert many.exit_code == 0, many.output
     assert "Test explained variance on patients in percent" in many.output
     page = (out / "report.html").read_text()
-    assert "Error of each client" in page and "loss huber" in page and "the worst client has the largest error" in page
+    assert "Error of each client" in page
+    assert "loss huber" in page
+    assert "the worst client has the largest error" in page
     assert "nan" not in page.lower().replace("finance", "").split("<script>")[0]
 
 
@@ -264,7 +274,8 @@ def test_the_group_enters_the_model_if_asked(tmp_path):
         load_federation(f"own(path={str(table)!r}, label='ill', ignore=('stay',), group='sex', group_in_model={asked})")
         for asked in (False, True)
     )
-    assert plain.input_shape == (1,) and seen.input_shape == (3,)
+    assert plain.input_shape == (1,)
+    assert seen.input_shape == (3,)
 
 
 def without(column):
@@ -295,7 +306,8 @@ def test_bad_tables_are_told_in_one_line(tmp_path):
     for words, said in lines.items():
         with pytest.raises(EquipoiseError) as found:
             invoke("run", table, *words, "--out", str(tmp_path / "runs"))
-        assert said in str(found.value) and "\n" not in str(found.value)
+        assert said in str(found.value)
+        assert "\n" not in str(found.value)
 
 
 def test_a_group_with_three_rows_is_noted(tmp_path):

@@ -71,15 +71,16 @@ def measure_pooled(study: Study, method: str) -> dict[str, Interval]:
 def build_gap_table(study: Study) -> Rows:
     """For each method the pooled gaps with an interval, and the worst client's, beside what chance would give it."""
     gaps = list_gaps(study.any)
-    head = ["method", *(name.replace("_", " ") for name in gaps), "loss", *(f"worst client: {g}" for g in _worst(gaps))]
+    worst = [f"worst client: {name.replace('_', ' ')}" for name in _worst(gaps)]
+    head = ["method", *(name.replace("_", " ") for name in gaps), "gap in loss", *worst]
     rows = []
     for method in study.methods:
         pooled = measure_pooled(study, method)
         tallies = read_tallies(next(iter(study.runs[method].values())))
         cells = [_say_gap(study, method, name, pooled[name]) for name in gaps]
-        worst = [_say_worst(tallies, name) for name in _worst(gaps)]
-        loss = pooled["loss"]
-        rows.append([method, *cells, "–" if math.isnan(loss.mean) else f"{loss.mean:.3f}", *worst])
+        loss = pooled["loss"].mean
+        at_worst = (_say_worst(tallies, name) for name in _worst(gaps))
+        rows.append([method, *cells, "–" if math.isnan(loss) else f"{loss:.3f}", *at_worst])
     return head, rows
 
 

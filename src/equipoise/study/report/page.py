@@ -242,7 +242,7 @@ def _groups(study: Study, number: int) -> str:
         return ""
     gaps, rates = build_gap_table(study), build_rate_table(study)
     return (
-        f"<h2 id='{name_figure('groups', number)}'>Groups</h2>{build_table(*gaps)}{build_table(*rates)}"
+        f"<h2 id='{name_figure('groups', number)}'>Groups</h2>{build_table(*gaps)}<br>{build_table(*rates)}"
         f"<p class='caption'>{escape(say_group_legend(study))}</p>"
     )
 

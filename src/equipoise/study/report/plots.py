@@ -263,14 +263,20 @@ def draw_losses(study: Study) -> Chart | None:
     panels = []
     for label, found in kinds:
         panels.append(_draw_bars(study, rows, label, found))
-    caption = f"{study.any.loss_words.capitalize()} on test data, mean over seeds, last round. "
+    caption = f"Loss ({study.any.loss_words}) on test data, mean over seeds, last round. "
     caption += (
         "The loss gap is this minus the loss of the client's own model (local_only, same seed)." if study.alone else ""
     )
     return Chart("losses", "Loss and loss gap of each client", caption, panels)
 
 
-def _draw_bars(study: Study, rows: Sequence[tuple[str, list[int]]], label: str, found: Mapping[str, Vector]) -> Panel:
+def _draw_bars(
+    study: Study,
+    rows: Sequence[tuple[str, list[int]]],
+    label: str,
+    found: Mapping[str, Vector],
+    axis: str | None = None,
+) -> Panel:
     """Bars side by side for each client or group of clients, one per method, of one value per client."""
     span = 0.8 / max(1, len(found))
     bars = [
@@ -282,7 +288,9 @@ def _draw_bars(study: Study, rows: Sequence[tuple[str, list[int]]], label: str, 
         for j, (method, values) in enumerate(found.items())
     ]  # fmt: skip
     ticks = {float(i): name for i, (name, _) in enumerate(rows)}
-    return Panel(label, bars, "", label, ticks, wide=True, members=[members for _, members in rows])
+    return Panel(
+        label, bars, "", label if axis is None else axis, ticks, wide=True, members=[members for _, members in rows]
+    )
 
 
 @register_plot
@@ -294,10 +302,10 @@ def draw_errors(study: Study) -> Chart | None:
     rows = group_names(_order(study), study.any.clients)
     target = study.any.manifest["data"]["classes"][0]
     caption = (
-        f"Mean absolute error of `{target}` on test data, in its own units, mean over seeds, last round; lower is better. "
+        f"Mean absolute error of {target} on test data, in its own units, mean over seeds, last round; lower is better. "
         f"In the other figures of this page the worst client is the one with the largest squared error: {EXPLAINED}."
     )
-    panel = _draw_bars(study, rows, f"mean absolute error of {target}", found)
+    panel = _draw_bars(study, rows, f"mean absolute error of {target}", found, axis="")
     return Chart("errors", "Error of each client", caption, [panel])
 
 
