@@ -1,5 +1,7 @@
 """Losses: their gradients against autograd, their metrics against scikit-learn, and every runner and method with them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import sklearn.metrics as reference
@@ -10,6 +12,7 @@ from equipoise import EquipoiseError, Federation, Training, load, run, save
 from equipoise.losses import LOSSES, Binary, CrossEntropy, Huber, parse_loss
 from equipoise.methods import METHODS
 from equipoise.metrics import METRICS, average_precision, measure_errors
+from equipoise.study.experiment import read_experiment
 from kit.rows import QUICK
 
 TEXTS = {
@@ -220,3 +223,26 @@ def test_metrics_where_they_are_not_defined():
     assert METRICS["precision"](margins, nobody, somebody) == 0
     assert average_precision([1.0, 1.0], [0, 1]) == 0.5  # a tie is taken together
     assert "r2" not in measure_errors([1.0, 2.0], [3.0, 3.0])
+
+
+def test_an_experiment_file_names_a_loss(tmp_path):
+    file = tmp_path / "study.toml"
+    file.write_text(
+        'methods = ["fedavg"]\ndata = ["gaussians"]\nseeds = 1\nloss = "binary(weight=2.0)"\nmetrics = ["f1"]\n'
+    )
+    experiment = read_experiment(file)
+    settings = experiment.jobs[0].settings(experiment.data["gaussians"])
+    assert settings.facts["loss"] == "binary(weight=2.0)"
+    assert settings.facts["metrics"] == ["f1"]
+    file.write_text('methods = ["fedavg"]\ndata = ["gaussians"]\nloss = "binari"\n')
+    with pytest.raises(EquipoiseError, match=r"study.toml:3: Unknown loss `binari`. Did you mean `binary`\?"):
+        read_experiment(file)
+
+
+def test_a_protocol_names_a_loss():
+    data = clients("classes")
+    data = replace(data, protocol=replace(data.protocol, loss="binary"))
+    result = run("fedavg", data, rounds=1)
+    assert result.settings.facts["loss"] == "binary"
+    assert result.task.layout.shapes[-1] == (1,)  # one output
+    assert run("fedavg", data, rounds=1, loss="cross_entropy").task.layout.shapes[-1] == (2,)
