@@ -14,8 +14,9 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from equipoise.data.arrays import standardise
 from equipoise.data.cache import UNREAD, Pictures, PictureSet, open_pool
-from equipoise.data.federation import Client, Federation, Preparation, Protocol, Split, number_parts, standardise
+from equipoise.data.federation import Client, Federation, Preparation, Protocol, Split, number_parts
 from equipoise.data.images import Images
 from equipoise.data.missing import drop_missing as leave_out
 from equipoise.data.missing import note_missing
@@ -158,7 +159,7 @@ def _scale_numbers(numbers: Tensor, clients: Sequence[Client], schema: Schema) -
     """The numbers to predict, standardised as the schema says, and the schema; if it does not say it, it will."""
     if schema.spread > 0:
         return ((numbers - schema.centre) / schema.spread).float(), schema
-    y, centre, spread = standardise(numbers, clients)
+    y, centre, spread = standardise(numbers, [client.train for client in clients])
     return y, replace(schema, centre=centre, spread=spread)
 
 

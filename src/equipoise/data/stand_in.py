@@ -10,7 +10,8 @@ from typing import get_args
 
 import torch
 
-from equipoise.data.federation import NOTHING, Client, Federation, Groups, Protocol, Split
+from equipoise.data.arrays import Groups
+from equipoise.data.federation import NOTHING, Client, Federation, Protocol, Split
 from equipoise.data.images import rebuild_preparation
 from equipoise.data.tables import Schema, compare_schemas
 from equipoise.errors import EquipoiseError

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from equipoise.data.federation import Groups, mark_groups
+from equipoise.data.arrays import Groups, mark_groups
 from equipoise.data.files import list_class_names
 from equipoise.data.missing import SPELT, mark_missing
 from equipoise.data.pieces import Piece

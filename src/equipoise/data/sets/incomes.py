@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from equipoise import seeds
-from equipoise.data.federation import Client, Federation, Groups, Protocol
+from equipoise.data.arrays import Groups
+from equipoise.data.federation import Client, Federation, Protocol
 from equipoise.grammar import require
 from equipoise.training import Training
 
