@@ -22,6 +22,7 @@ from pictures_of.features import (
     draw_fpl,
     draw_moon,
 )
+from pictures_of.groups import draw_fairfed, draw_fedfb
 from pictures_of.local_training import draw_ditto, draw_feddyn, draw_fedprox, draw_propfair, draw_scaffold
 from pictures_of.selections import draw_selection
 from pictures_of.server_paths import draw_fednova, draw_optimizer
@@ -44,6 +45,7 @@ PICTURES: dict[str, Callable[[], plt.Figure]] = {
     "daa": draw_rule("daa"),
     "ditto": draw_ditto,
     "eagle": draw_rule("eagle(apply='server', lag=0)", "eagle, on the server"),
+    "fairfed": draw_fairfed,
     "fdse": draw_per_tensor("fdse", weights=True),
     "fedadagrad": draw_optimizer("fedadagrad(lr=0.5)"),
     "fedadam": draw_optimizer("fedadam(lr=0.2)"),
@@ -52,6 +54,7 @@ PICTURES: dict[str, Callable[[], plt.Figure]] = {
     "feddg_ga": draw_over_rounds("feddg_ga(step=0.5)", range(1, 11), (1, 2, 4, 8), "weights follow the gaps"),
     "feddyn": draw_feddyn,
     "fedequilibria": draw_by_strength("fedequilibria", "t", (0.0, 0.3, 0.7, 1.0)),
+    "fedfb": draw_fedfb,
     "fedfe": draw_by_strength("fedfe", "q", (0.0, 0.2, 1.0, 5.0), ", lr=1.0"),
     "fedfv": draw_fedfv,
     "fedheal": draw_rule("fedheal", rounds=4),

@@ -69,6 +69,69 @@ def auc(margins: Values, y: NDArray[np.int64] | Sequence[int]) -> float:
     return float((ranks[labels == 1].sum() - ones * (ones + 1) / 2) / (ones * (len(labels) - ones)))
 
 
+# --------------------------------------------------------------------------- of one client's single answers
+def average_precision(margins: Values, y: NDArray[np.int64] | Sequence[int]) -> float:
+    """The area under the precision-recall curve, for two classes, as the mean precision at the samples of class 1.
+
+    Samples with equal margins are taken together.
+
+    >>> round(average_precision([0.1, 0.4, 0.35, 0.8], [0, 0, 1, 1]), 4)
+    0.8333
+    """
+    values, labels = np.asarray(margins, dtype=np.float64), np.asarray(y) == 1
+    levels, place = np.unique(-values, return_inverse=True)
+    hits = np.bincount(place, labels, len(levels))
+    precision = hits.cumsum() / np.bincount(place, minlength=len(levels)).cumsum()
+    return float((precision * hits).sum() / labels.sum())
+
+
+def _of_questions(
+    function: Callable[[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]], float],
+) -> Callable[[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]], float]:
+    """The mean of a metric over the questions to which some samples say yes; NaN if there is none.
+
+    With two classes there is one question, whether a sample is of the second class; otherwise one per class or label.
+    """
+
+    def mean(margins: NDArray[np.float64], chosen: NDArray[np.bool_], truth: NDArray[np.bool_]) -> float:
+        asked = [q for q in range(truth.shape[1]) if truth[:, q].any()]
+        found = of_clients([function(margins[:, q], chosen[:, q], truth[:, q]) for q in asked])
+        return float(found.mean()) if len(found) else math.nan
+
+    return mean
+
+
+def _divide(a: float, b: float) -> float:
+    return a / b if b else 0.0
+
+
+# Metrics that a run can record beside the score and the loss, from the margins, the answers and the truth of a client's
+# samples, [n, questions] each: see `_of_questions`.
+METRICS: dict[str, Callable[[NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_]], float]] = {
+    "precision": _of_questions(lambda _, chosen, truth: _divide((chosen & truth).sum(), chosen.sum())),
+    "recall": _of_questions(lambda _, chosen, truth: _divide((chosen & truth).sum(), truth.sum())),
+    "f1": _of_questions(lambda _, chosen, truth: _divide(2 * (chosen & truth).sum(), chosen.sum() + truth.sum())),
+    "auc": _of_questions(lambda margins, _, truth: math.nan if truth.all() else auc(margins, truth.astype(np.int64))),
+    "pr_auc": _of_questions(lambda margins, _, truth: average_precision(margins, truth.astype(np.int64))),
+}
+
+
+def measure_errors(answers: Values, y: Values, spread: float = 1.0) -> dict[str, float]:
+    """Mean absolute and squared error, in the units of the targets, and R², of numbers that were predicted.
+
+    `answers` and `y` are standardised: divided by `spread`, and shifted alike. R² is 1 minus the squared error divided by the
+    variance of these targets; it is left out where they are all equal.
+
+    >>> measure_errors([0.0, 1.0], [0.0, 2.0], spread=10.0)
+    {'mae': 5.0, 'mse': 50.0, 'r2': 0.5}
+    """
+    true = np.asarray(y, dtype=np.float64)
+    distance = np.asarray(answers, dtype=np.float64) - true
+    found = {"mae": spread * float(np.abs(distance).mean()), "mse": spread**2 * float((distance**2).mean())}
+    variance = float(true.var())
+    return found | ({"r2": 1 - float((distance**2).mean()) / variance} if variance > 0 else {})
+
+
 # --------------------------------------------------------------------------- one formula each, with its definition
 def of_clients(values: Values) -> NDArray[np.float64]:
     """The values that are not NaN: those of the clients that have one."""

@@ -79,8 +79,8 @@ class Part:
         """The names of what this part cannot do without. A method in which nobody gives one of them cannot be built.
 
         A need is a report (`"loss"`), something a shape part makes (`"mask"`), something that the server sends to
-        clients (`"shared weight"`), or something that the model or the data must have (`"feature map"`,
-        `"validation"`).
+        clients (`"shared weight"`), or something that the model, the data or the loss must have (`"feature map"`,
+        `"validation"`, `"classes"`, `"class outputs"`, `"groups"`).
         """
         return self._needs
 
@@ -212,7 +212,7 @@ class Term(ClientPart):
     role = "terms"
 
     def base(self, losses: Tensor, local: Local) -> Tensor:
-        """Replace the base losses `[batch]` (cross-entropy) by others of the same shape."""
+        """Replace the base losses `[batch]` (those of the task, `local.loss`) by others of the same shape."""
         return losses
 
     whole_loss: ClassVar[bool] = False

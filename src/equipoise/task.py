@@ -14,7 +14,6 @@ from functools import cached_property
 from typing import Any, Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -22,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from equipoise import seeds
 from equipoise.data.federation import Federation
 from equipoise.grammar import did_you_mean
+from equipoise.losses import CROSS_ENTROPY, CrossEntropy, Loss, check_target, parse_loss
 from equipoise.method import Method
 from equipoise.models import Noise, adapt, build_model
 from equipoise.models.adapt import Adapted
@@ -69,6 +69,8 @@ class Task:
     initial_buffers: Tensors  # all buffers before the first round
     batch_statistics: bool  # training uses statistics of the batch, so that batches must not be padded
     device: torch.device  # where clients train
+    loss: Loss = CROSS_ENTROPY  # what clients minimise
+    metrics: tuple[str, ...] = ()  # recorded beside the score and the loss
     notes: tuple[str, ...] = ()  # what a reader of the results should know about the wraps
 
     @classmethod
@@ -82,6 +84,8 @@ class Task:
         buffers: BufferPolicy | Mapping[str, BufferPolicy] = "average",
         seed: int = 0,
         device: str | torch.device = "cpu",
+        loss: Loss | None = None,
+        metrics: tuple[str, ...] = (),
     ) -> Task:
         """Wrap the model as the method demands, and sort its tensors into shared, personal and private ones.
 
@@ -94,20 +98,24 @@ class Task:
                 with a policy. A buffer that no pattern matches is averaged.
             seed: the seed of the initial parameters.
             device: where clients train.
+            loss: what clients minimise. Default: the data set's.
+            metrics: names of `metrics.METRICS` to record beside the score and the loss.
         """
+        chosen = parse_loss(federation.protocol.loss) if loss is None else loss
+        check_loss(method, federation, chosen)
         if method.is_pooled:
             federation = federation.pooled()
-        network = _built(model or federation.protocol.model, federation, seed)
+        classes = chosen.count_outputs(len(federation.classes))
+        network = _built(model or federation.protocol.model, federation, classes, seed)
         network = hand_in_noise(network)
         federation = _fit_samples(federation, network)
         example = federation.example()
         network = _adapted(network, example)
         spare = int(getattr(network, "spare_outputs", 0))
-        classes = len(federation.classes)
         wraps = sorted(method.wrap, key=lambda wrap: wrap.order)
         for wrap in wraps:
             network = _wrapped(network, wrap, classes, example, seed)
-        _check_outputs(network, example, classes, spare)
+        _check_outputs(network, example, classes, spare if isinstance(chosen, CrossEntropy) else 0, chosen)
         marks: dict[str, Mark] = {}
         for wrap in wraps:  # a tensor that one wrap marks private stays so, whatever the others say
             marks |= {n: mark for n, mark in wrap.marks(network).items() if marks.get(n) != "private"}
@@ -121,7 +129,9 @@ class Task:
         settings.check_with(params)
         place = torch.device(device)
         if place.type != "cpu":
-            federation = replace(federation, x=federation.x.to(place), y=federation.y.to(place))
+            groups = federation.groups
+            there = None if groups is None else replace(groups, of=groups.of.to(place))
+            federation = replace(federation, x=federation.x.to(place), y=federation.y.to(place), groups=there)
         places = {f"{name}.draws": module for name, module in network.named_modules() if isinstance(module, Noise)}
         return cls(
             federation=federation,
@@ -138,6 +148,8 @@ class Task:
             initial_buffers={name: value.to(place) for name, value in values.items()},
             batch_statistics=any(isinstance(module, _BatchNorm) for module in network.modules()),
             device=place,
+            loss=chosen,
+            metrics=metrics,
             notes=tuple(note for wrap in wraps if (note := wrap.note(network))),
         )
 
@@ -166,6 +178,17 @@ class Task:
     def _of_the_model(self, function: str) -> Callable[..., Any] | None:
         model = self.modules["train"]
         return getattr(model, function, None) if getattr(model, "stacks", False) else None
+
+    @property
+    def keeps_outputs(self) -> bool:
+        """Whether a client's figures need the outputs for its single samples."""
+        grouped = self.federation.groups is not None
+        return self.has_two_classes or self.loss.target == "number" or grouped or bool(self.metrics)
+
+    @property
+    def has_two_classes(self) -> bool:
+        """Whether one of two classes is predicted."""
+        return self.classes == 2 and self.loss.target == "classes"
 
     @property
     def evaluates_in_batches(self) -> bool:
@@ -220,6 +243,16 @@ class Task:
         return self.forward(params, buffers, x, mode, noise)[0]
 
     # ------------------------------------------------------------------ data
+    @property
+    def group_count(self) -> int:
+        """The number of groups that samples are in; 0 if they are in none."""
+        return 0 if self.federation.groups is None else len(self.federation.groups.names)
+
+    def find_groups(self, samples: Samples) -> Tensor:
+        """The groups of some samples, `[n]`."""
+        assert self.federation.groups is not None
+        return self.federation.groups.of[samples.positions]
+
     def chunks(self, samples: Samples) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
         """Pieces `(x, y, valid)` of at most `EVALUATION_BATCH` samples, with x prepared for evaluation; valid is 0 for
         padding."""
@@ -233,32 +266,53 @@ class Task:
     def scores(self, params: Tensors, buffers: Tensors, index: Tensor, personal: bool = False) -> dict[str, Tensor]:
         """Scores of each of the samples at these positions, by name, `[n]` each.
 
-        `loss` is the cross-entropy, and `accuracy` is 1 where the answer is right and 0 where it is wrong. Each further
-        view of the model has an accuracy of its own. With two classes, `margin` is the logit of the second class minus
-        that of the first. `personal` scores the personal model that a wrap keeps beside the global one, if there is
-        one.
+        `loss` is what the task minimises; the score has the name of `Loss.score`, and so has that of each further view
+        of the model. `outputs [n, outputs]` are there where a client's figures need them: with two classes for the AUC,
+        with numbers, and for further metrics. `personal` scores the personal model that a wrap keeps beside the global
+        one, if there is one.
         """
         found: dict[str, list[Tensor]] = {}
         for x, y, _ in self.chunks(Samples(index, None)):
             stored, images = store_by_pixel(params, x)
             out = self.apply(stored, buffers, images)
             main = out.extra.get(PERSONAL_LOGITS, out.logits) if personal else out.logits
-            views = {"accuracy": main} | {
-                f"accuracy of {name.removeprefix(VIEW)}": logits
+            views = {self.loss.score: main} | {
+                f"{self.loss.score} of {name.removeprefix(VIEW)}": logits
                 for name, logits in out.extra.items()
                 if name.startswith(VIEW)
             }
             for name, logits in views.items():
-                found.setdefault(name, []).append((logits.argmax(1) == y).float())
-            found.setdefault("loss", []).append(F.cross_entropy(main, y, reduction="none"))
-            if self.classes == 2:
-                found.setdefault("margin", []).append(main[:, 1] - main[:, 0])
+                found.setdefault(name, []).append(self.loss.judge(logits, y))
+            found.setdefault("loss", []).append(self.loss(main, y))
+            if self.keeps_outputs:
+                found.setdefault("outputs", []).append(main)
         return {name: torch.cat(values).cpu() for name, values in found.items()}
 
 
-def _built(model: ModelSource, federation: Federation, seed: int) -> nn.Module:
+def check_loss(method: Method, federation: Federation, loss: Loss) -> None:
+    """Refuse a loss that the data cannot be used with, and a method that needs another loss or groups of samples."""
+    check_target(loss, federation.target)
+    for part in method.parts:
+        if "groups" in part.needs and federation.groups is None:
+            raise EquipoiseError(
+                f"`{part.name}` ({part.role}) of `{method}` needs samples that are marked with their groups. Name the column "
+                "that marks them with --group, or give the groups as a third array to Federation.from_tensors."
+            )
+    lacking = {"classes": loss.target != "classes", "class outputs": not isinstance(loss, CrossEntropy)}
+    what = {"classes": "classes to predict", "class outputs": "one output of the model per class"}
+    for part in method.parts:
+        for need in part.needs:
+            if lacking.get(need):
+                other = "use --loss cross_entropy, or choose" if loss.target == "classes" else "choose"
+                raise EquipoiseError(
+                    f"`{part.name}` ({part.role}) of `{method}` needs {what[need]}, which loss `{loss}` does not have: {other} "
+                    "a method that works on losses and updates alone, such as fedavg or qffl."
+                )
+
+
+def _built(model: ModelSource, federation: Federation, classes: int, seed: int) -> nn.Module:
     if isinstance(model, str):
-        network = build_model(model, federation.input_shape, len(federation.classes), seed)
+        network = build_model(model, federation.input_shape, classes, seed)
     elif isinstance(model, nn.Module):
         network = copy.deepcopy(model)
     else:
@@ -320,7 +374,7 @@ def _adapted(network: nn.Module, example: Tensor) -> nn.Module:
     return adapt(network) if isinstance(_tried(network, example), Tensor) else network
 
 
-def _check_outputs(network: nn.Module, example: Tensor, classes: int, spare: int) -> None:
+def _check_outputs(network: nn.Module, example: Tensor, classes: int, spare: int, loss: Loss) -> None:
     out = _tried(network, example)
     kind = _kind(network)
     if not isinstance(out, Outputs):
@@ -328,9 +382,10 @@ def _check_outputs(network: nn.Module, example: Tensor, classes: int, spare: int
             f"Model `{kind}` must return logits as a tensor, or equipoise.Outputs(logits, features). Found "
             f"{type(out).__name__}: let its forward return the logits."
         )
+    said = "one per class" if isinstance(loss, CrossEntropy) else f"as loss `{loss}` needs them"
     if tuple(out.logits.shape) not in ((len(example), classes), (len(example), classes + spare)):
         raise EquipoiseError(
-            f"Model `{kind}` must return logits [batch, {classes}], one per class. Found {list(out.logits.shape)} for a "
+            f"Model `{kind}` must return outputs [batch, {classes}], {said}. Found {list(out.logits.shape)} for a "
             f"batch of {len(example)}: check the width of its last layer."
         )
 

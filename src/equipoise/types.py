@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from equipoise.errors import EquipoiseError as EquipoiseError
 from equipoise.errors import EquipoiseWarning as EquipoiseWarning
+from equipoise.losses import CROSS_ENTROPY, Loss
 from equipoise.updates import Updates
 
 Rows = TypeVar("Rows", Tensor, Updates)
@@ -35,7 +36,7 @@ class Outputs(NamedTuple):
     their accuracy is recorded as `accuracy of NAME`.
     """
 
-    logits: Tensor  # [batch, classes]
+    logits: Tensor  # [batch, classes], or [batch, outputs] for another loss than cross-entropy
     features: Tensor  # [batch, width], the input of the head
     map: Tensor | None = None  # [batch, channels, height, width], the last feature map; None for a model without one
     layers: tuple[Tensor, ...] = ()  # the feature map after each stage
@@ -53,7 +54,7 @@ Factors = dict[str, tuple[Tensor, Tensor]]
 class OutputGradient(NamedTuple):
     """The gradient of a loss with respect to a model's `Outputs`, of many stacked clients."""
 
-    logits: Tensor  # [m, batch, classes]
+    logits: Tensor  # [m, batch, outputs]
     features: Tensor | None = None  # [m, batch, width]; None: the loss depends on the features only through the logits
     extra: Mapping[str, Tensor] = {}  # one gradient for each entry of `Outputs.extra`
 
@@ -226,7 +227,7 @@ class Definition(NamedTuple):
 REPORTS: dict[str, Definition] = {
     "samples": Definition("[m]", "training samples of the client"),
     "loss": Definition(
-        "[m]", "mean cross-entropy of the *received* model on the training data, eval mode",
+        "[m]", "mean loss of the *received* model on the training data, eval mode",
         is_loss=True, drives_weight=True,
     ),
     "loss_local": Definition(
@@ -234,7 +235,7 @@ REPORTS: dict[str, Definition] = {
         is_loss=True, drives_weight=True,
     ),
     "loss_trained": Definition(
-        "[m]", "mean cross-entropy of the *trained* model on the training data, eval mode",
+        "[m]", "mean loss of the *trained* model on the training data, eval mode",
         is_loss=True, drives_weight=True,
     ),
     "gap": Definition(
@@ -258,6 +259,14 @@ REPORTS: dict[str, Definition] = {
     "loss_valid_trained": Definition(
         "[m]", "mean cross-entropy of the *trained* model on the validation data, eval mode", is_loss=True
     ),
+    "group_counts": Definition(
+        "[m, Z, T, A]", "training samples by group, truth and answer of the *received* model (positive class or not)"
+    ),
+    "group_sizes": Definition("[m, Z, T]", "training samples by group and truth (positive class or not)"),
+    "group_losses": Definition(
+        "[m, Z, T]", "sums of the *received* model's losses on the training data, by group and truth", length_power=1
+    ),
+    "group_weight": Definition("[m]", "sum of the weights that the server put on the client's training samples"),
     "personal": Definition("[m, P]", "the client's personal tensors after training, as one row", length_power=1),
 }  # fmt: skip
 OWN_REPORTS = frozenset(REPORTS)  # the names that the library defines
@@ -366,7 +375,7 @@ class Local(NamedTuple):
 
     out: Outputs  # of the current model on this batch
     x: Tensor  # [batch, ...], the samples
-    y: Tensor  # [batch], their labels
+    y: Tensor  # [batch], their targets: classes or numbers; [batch, labels] with several labels
     keep: Tensor | None  # [batch], 1 for real samples and 0 for padding; None when there is no padding
     params: Tensors  # the current parameters
     received: Received  # what the client had at the start of the round
@@ -376,6 +385,8 @@ class Local(NamedTuple):
     rounds: int  # planned for the run
     lr: float  # the local learning rate
     frozen: Mapping[str, Tensor]  # [batch, width] each: features of this batch by the models of `Term.frozen`
+    loss: Loss = CROSS_ENTROPY  # what the task minimises
+    group: Tensor | None = None  # [batch], the group of each sample; None: samples have no groups
 
     def mean(self, values: Tensor) -> Tensor:
         """Mean of `values [batch]` over the real samples of the batch; a scalar is returned as it is."""
@@ -421,6 +432,9 @@ class Trained(NamedTuple):
     chunks: Callable[[Samples], Iterator[tuple[Tensor, Tensor, Tensor | None]]]
     apply: Callable[[Tensors, Tensors, Tensor], Outputs]  # (params, buffers, x) -> outputs in eval mode
     seed: tuple[int | str, ...]  # the seed path of this client in this round; () for a report that `stacks`
+    loss: Loss = CROSS_ENTROPY  # what the task minimises
+    groups: int = 0  # number of groups; 0: samples have none
+    group_of: Callable[[Samples], Tensor] = lambda samples: samples.positions.new_zeros(0)  # samples -> groups [n]
 
 
 # --------------------------------------------------------------------------- the server's side

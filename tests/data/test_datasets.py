@@ -316,7 +316,7 @@ def test_blends_show_two_digits_and_are_labelled_as_either():
 
 
 def test_data_sets_have_different_names():
-    assert len(DATASETS) == 13
+    assert len(DATASETS) == 14
     with pytest.raises(EquipoiseError, match="Did you mean `office-caltech`"):
         load_federation("office-caltec")
     assert load_federation("gaussians(rotate=1)").name == "gaussians"

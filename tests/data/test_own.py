@@ -497,7 +497,7 @@ def test_numbers_with_a_few_words_among_them_are_noted(tmp_path):
 @pytest.mark.parametrize("label", ["{i}.5", "{i}"])
 def test_quantities_as_labels_are_refused(tmp_path, label):
     rows = "".join(f"{i},{label.format(i=i)},x\n" for i in range(60))
-    with pytest.raises(EquipoiseError, match=r"Equipoise learns classes, not quantities \(classification only\)"):
+    with pytest.raises(EquipoiseError, match=r"To predict it as a number, name it with --target label\."):
         own(str(broken(tmp_path, "t.csv", "v,label,client\n" + rows)))
 
 

@@ -239,3 +239,24 @@ def test_three_sites_make_one_schema(tmp_path, monkeypatch):
         own(f"{name}.csv", site=name, schema="schema.json")
     with pytest.raises(EquipoiseError, match=r"Cannot write `nowhere/x\.json`"):
         invoke("schema", "north.csv", "-o", "nowhere/x.json", "--label", LABEL)
+
+
+def test_a_text_column_of_all_sites_marks_groups(tmp_path):
+    files = []
+    for site in ("north", "south"):
+        table = tmp_path / f"{site}.csv"
+        rows = "".join(f"{'fm'[i % 2]},{i},{i % 2}\n" for i in range(20))
+        table.write_text(f"sex,dose,label\n{rows}")
+        found, _ = describe_own(str(table))
+        files.append(tmp_path / f"{site}.json")
+        files[-1].write_text(json.dumps(found.as_json()))
+    schema, _ = merge_files(files, group="sex")
+    assert (schema.group, schema.groups, dict(schema.columns)) == ("sex", ("f", "m"), {"dose": None})
+    assert Schema.from_json(schema.as_json()) == schema
+    place = tmp_path / "schema.json"
+    place.write_text(json.dumps(schema.as_json()))
+    data = own(str(tmp_path / "north.csv"), site="north", schema=str(place))
+    assert data.groups.names == ("f", "m")
+    assert data.input_shape == (1,)
+    with pytest.raises(EquipoiseError, match=r"There is no text column `dose` to put rows into groups"):
+        merge_files(files, group="dose")

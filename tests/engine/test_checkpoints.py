@@ -23,7 +23,7 @@ from equipoise.runs.writing import save
 from equipoise.study.jobs import Job, place_checkpoints
 from equipoise.types import Memory, PerClient, Server
 from kit import NormNet, Stop, blobs, pictures, quiet, recorded, stop_after
-from kit.rows import ROWS, needs_images
+from kit.rows import ROWS, needs_groups, needs_images
 
 
 def stopped_and_resumed(text, federation, folder, *, at=2, rounds=4, every=1, **options):
@@ -63,7 +63,7 @@ def equal_runs(a, b):
 @pytest.mark.parametrize("text", ROWS)
 def test_every_method_goes_on_bit_for_bit(text, tmp_path):
     """With partial participation: states and memories of clients that were absent matter."""
-    federation = pictures() if needs_images(text) else blobs()
+    federation = pictures() if needs_images(text) else blobs(grouped=needs_groups(text))
     options = {"participation": 0.75, "runner": "inline"}
     whole = quiet(text, federation, rounds=4, **options)
     equal_runs(whole, stopped_and_resumed(text, federation, tmp_path, **options))

@@ -15,7 +15,7 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipo
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 
-from equipoise import EquipoiseError, EquipoiseWarning, run
+from equipoise import EquipoiseError, EquipoiseWarning, Federation, run
 from equipoise.flower import Plan, client_app, federate, server_app, wire
 from equipoise.method import METHODS
 from equipoise.runs.reading import read_all
@@ -24,7 +24,7 @@ from equipoise.study.report.figures import group_studies
 from equipoise.study.report.verdict import choose_by_validation, judge_all
 from kit import NormNet, blobs, pictures
 from kit.flower import LoopGrid
-from kit.rows import QUICK, needs_images
+from kit.rows import QUICK, needs_groups, needs_images
 
 FEDERATED = [name for name in METHODS if name != "centralised"]
 MORE = [
@@ -77,7 +77,7 @@ def same(flower, simulation, tolerance=1e-5):
 
 @pytest.mark.parametrize("text", [*(QUICK.get(name, name) for name in FEDERATED), *MORE])
 def test_every_method_gives_what_a_simulation_gives(text):
-    data = pictures() if needs_images(text) else blobs()
+    data = pictures() if needs_images(text) else blobs(grouped=needs_groups(text))
     for participation in (1.0, 0.5):
         options = {"participation": participation, "rounds": 3}
         same(on_flower(text, data, **options), simulated(text, data, **options))
@@ -557,3 +557,61 @@ def test_nothing_is_pickled():
     assert back["b"].shape == (0, 3)
     assert back["c"].dtype == torch.bool
     assert back["d"].tolist() == [0, 1, 2]
+
+
+# --------------------------------------------------------------------------- other targets, and groups
+def numbers():
+    draw = torch.Generator().manual_seed(3)
+    clients = {}
+    for k in range(3):
+        x = torch.randn(40 + 5 * k, 3, generator=draw)
+        clients[f"c{k}"] = (x, 100 + 20 * x[:, 0] + k)
+    return Federation.from_tensors(clients, target="number", test_share=0.3)
+
+
+@pytest.mark.parametrize("loss", ["", "huber(delta=0.5)"])
+def test_numbers_are_predicted_as_in_a_simulation(loss):
+    flower = on_flower("qffl", numbers(), rounds=2, loss=loss)
+    same(flower, simulated("qffl", numbers(), rounds=2, loss=loss or None))
+    assert flower.values("mae").keys() == {"c0", "c1", "c2"}
+    assert flower.settings.facts["loss"] == (loss or "squared")
+
+
+def test_metrics_are_asked_of_sites():
+    flower = on_flower("fedavg", blobs(), rounds=1, metrics="f1, pr_auc")
+    same(flower, simulated("fedavg", blobs(), rounds=1, metrics=("f1", "pr_auc")))
+    assert flower.values("f1").keys() == flower.values().keys()
+
+
+@pytest.mark.parametrize("text", ["fedfb(alpha=1.0)", "fairfed + fedfb"])
+def test_sites_send_counts_of_groups_and_withhold_small_ones(text):
+    data = blobs(grouped=True)
+    tests = data.clients[0].test
+    of = data.groups.of.clone()
+    of[tests] = 0
+    of[tests[:4]] = 1  # the first site has four test samples of the second group
+    data = replace(data, groups=replace(data.groups, of=of))
+    flower, simulation = on_flower(text, data, rounds=2), simulated(text, data, rounds=2)
+    torch.testing.assert_close(flower.server.theta, simulation.server.theta)
+    told, whole = scores_of(flower, "test"), scores_of(simulation, "test")
+    withheld = {key for key in whole if key not in told}
+    assert {(key[1], key[3].partition("[")[2][0]) for key in withheld} == {("c0", "1")}
+    for key, value in told.items():
+        assert value == pytest.approx(whole[key], rel=1e-5)
+
+
+def test_sites_must_have_the_same_groups():
+    data = blobs(grouped=True)
+    plan = Plan(method="fedavg", sites=4, rounds=1)
+
+    def change(asked, answer):
+        facts = wire.read_facts(answer.content) if wire.FACTS in answer.content else {}
+        if "about" in facts:
+            about = json.loads(str(facts["about"]))
+            if about["name"] == "c2":
+                about["groups"] = None
+            answer.content[wire.FACTS]["about"] = json.dumps(about)
+        return answer
+
+    with pytest.raises(EquipoiseError, match=r"`groups` is .*'group', '0', '1'.* at `c0` and None at `c2`"):
+        federate(grid_of(plan, data, change), plan)

@@ -42,16 +42,23 @@ EXAMPLES = json.loads((Path(__file__).parents[1] / "examples" / "worked_examples
 
 # --------------------------------------------------------------------------- federations
 def blobs(
-    sizes: tuple[int, ...] = (23, 14, 9, 31), classes: int = 3, width: int = 6, seed: int = 0, test: int = 20
+    sizes: tuple[int, ...] = (23, 14, 9, 31),
+    classes: int = 3,
+    width: int = 6,
+    seed: int = 0,
+    test: int = 20,
+    grouped: bool = False,
 ) -> Federation:
-    """Clients of unequal size with shifted Gaussian classes, two to a domain, with validation and test data."""
+    """Clients of unequal size with shifted Gaussian classes, two to a domain, with validation and test data; `grouped`
+    puts every other pair of samples into the second of two groups."""
     draw = torch.Generator().manual_seed(seed)
     centres = 2 * torch.randn(classes, width, generator=draw)
     train, held, tested, domains = {}, {}, {}, {}
     for k, size in enumerate(sizes):
         for store, count in ((train, size), (held, max(3, size // 3)), (tested, test)):
             y = torch.arange(count) % classes
-            store[f"c{k}"] = (centres[y] + torch.randn(count, width, generator=draw) + 0.7 * k, y)
+            x = centres[y] + torch.randn(count, width, generator=draw) + 0.7 * k
+            store[f"c{k}"] = (x, y, (torch.arange(count) // 2 % 2).tolist()) if grouped else (x, y)
         domains[f"c{k}"] = f"d{k // 2}"
     protocol = Protocol(rounds=3, training=Training(epochs=2, batch=8, lr=0.1, momentum=0.9), model="mlp(hidden=(7,))")
     return Federation.from_tensors(

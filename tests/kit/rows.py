@@ -70,3 +70,7 @@ MORE = [
 
 def needs_images(text):
     return bool(parse(text).wrap) and "f2dc" in text
+
+
+def needs_groups(text):
+    return any("groups" in part.needs for part in parse(text).parts)

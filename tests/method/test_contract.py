@@ -31,6 +31,7 @@ from kit.own_parts import (
     SharesSpread,
     UpdateSize,
 )
+from kit.rows import needs_groups
 
 ALL_RUNNERS = ("inline", "vectorised", "processes")
 
@@ -313,7 +314,7 @@ def test_methods_say_what_they_remember_of_a_client(name):
         "fedlsa": "fedlsa(width=8, server_epochs=2)",
         "fedtgp": "fedtgp(server_epochs=2)",
     }
-    found = quiet(text.get(name, name), blobs(), rounds=2)
+    found = quiet(text.get(name, name), blobs(grouped=needs_groups(name)), rounds=2)
     keeping = {
         key
         for key, state in found.server.memory.parts.items()

@@ -21,6 +21,7 @@ from equipoise.parts.anchors import distances, linear_head, margin_losses, mean_
 from equipoise.task import Task
 from equipoise.types import EquipoiseWarning
 from kit import FACTS, ROUNDS, NormNet, blobs, in_double, local_of, pictures, played
+from kit.rows import needs_groups
 
 QUICK = {
     "eagle": "eagle(lstar_epochs=3)",
@@ -246,7 +247,7 @@ def _single(r):
 # --------------------------------------------------------------------------- what a method may see
 @pytest.mark.parametrize("name", METHODS)
 def test_test_data_never_enter_training(name):
-    base = pictures() if "f2dc" in name else blobs()
+    base = pictures() if "f2dc" in name else blobs(grouped=needs_groups(name))
     draw = torch.Generator().manual_seed(7)
     x, y = base.x.clone(), base.y.clone()
     for client in base.clients:

@@ -212,7 +212,7 @@ def test_the_model_comes_back(method, tmp_path):
     trained = load(save(result, tmp_path))
     assert trained.classes == data.classes
     assert len(trained.predict(data.x[:3])) == 3
-    accuracy = {one.client: one.accuracy for one in measure(trained, data)}
+    accuracy = {one.client: one.score for one in measure(trained, data)}
     assert accuracy == pytest.approx(result.values())
     for one in measure(trained, data):
         assert one.loss == pytest.approx(result.values("loss")[one.client], rel=1e-4)

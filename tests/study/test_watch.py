@@ -80,7 +80,7 @@ def test_a_client_is_there_silent_or_rejected_by_its_last_answer(begin, fedavg, 
     assert list(found)[:2] == ["c1", "c2"]  # who is missing comes first
     assert found["c1"].why == AWAY
     values = read(tmp_path / fedavg.settings.name).curve()[1]
-    assert found["c1"].accuracy == values[1, 1]  # of the last round in which it was scored
+    assert found["c1"].score == values[1, 1]  # of the last round in which it was scored
     assert found["c0"].weight == pytest.approx(fedavg.rounds[3].weights[0])
     going.add(1)
     assert standings_of(tmp_path)["c1"].word == "there"  # it came back

@@ -124,11 +124,12 @@ def merge_schemas(
     files: Annotated[list[Path], typer.Argument(help="what the sites wrote with `equipoise schema`")],
     out: Annotated[Path, typer.Option("-o", "--out", help="the schema that all sites then use")] = Path("schema.json"),
     ignore: Annotated[str | None, typer.Option(help="columns to leave out, separated by commas")] = None,
+    group: Annotated[str, typer.Option(help="text column that puts rows into groups to be compared")] = "",
 ) -> None:
     """Join the schemas of all sites to one, or say everything in which they contradict each other."""
     from equipoise.data.site_schemas import merge_files
 
-    schema, notes = merge_files(files, split_list(ignore or ""))
+    schema, notes = merge_files(files, split_list(ignore or ""), group)
     _write(out, schema.as_json())
     say_notes(notes)
     columns = len(schema.columns)

@@ -96,6 +96,21 @@ class DataOptions:
 
     data_dir: DataDir = None
     label: Annotated[str | None, typer.Option(help="label column [default: label]", rich_help_panel=OWN)] = None
+    target: Annotated[
+        str | None,
+        typer.Option(
+            help="what to predict instead of classes: a column of numbers, or several columns of 0 and 1, separated by "
+            "commas",
+            rich_help_panel=OWN,
+        ),
+    ] = None
+    group: Annotated[
+        str | None,
+        typer.Option(help="column that puts rows into groups to be compared, such as sex", rich_help_panel=OWN),
+    ] = None
+    group_in_model: Annotated[
+        bool, typer.Option("--group-in-model", help="let the model see the group column, too", rich_help_panel=OWN)
+    ] = False
     client: Annotated[str | None, typer.Option(help="client column [default: client]", rich_help_panel=OWN)] = None
     domain: Annotated[str | None, typer.Option(help="domain column [default: domain]", rich_help_panel=OWN)] = None
     image_size: Annotated[
@@ -124,7 +139,9 @@ class DataOptions:
 
         use_data_folder(self.data_dir)
         options = {
-            "label": self.label, "client": self.client, "domain": self.domain, "image_size": self.image_size,
+            "label": self.label, "target": tuple(split_list(self.target or "")), "group": self.group,
+            "group_in_model": self.group_in_model, "client": self.client,
+            "domain": self.domain, "image_size": self.image_size,
             "ignore": tuple(split_list(self.ignore or "")), "partition": self.partition,
             "schema": str(self.schema) if self.schema else None, "skip_bad": self.skip_bad,
             "drop_missing": self.drop_missing,
@@ -177,6 +194,16 @@ class RunOptions:
             help="model, for example 'mlp(hidden=(64,))', or your own: mynet.py:Net [default: the data set's]"
         ),
     ] = None
+    loss: Annotated[
+        str | None,
+        typer.Option(
+            help="what clients minimise: cross_entropy, binary, multilabel, squared, absolute or 'huber(delta=1)' "
+            "[default: what the data ask for]"
+        ),
+    ] = None
+    metrics: Annotated[
+        str | None, typer.Option(help="record these, too, separated by commas: precision, recall, f1, auc, pr_auc")
+    ] = None
     device: Annotated[str, typer.Option(help="cpu, cuda or mps")] = "cpu"
     eval_every: Annotated[int, typer.Option(help="evaluate after every n rounds, and after the last one")] = 1
     runner: Annotated[str, typer.Option(help="auto, inline, vectorised, processes")] = "auto"
@@ -206,13 +233,14 @@ class RunOptions:
         """Note in `mistakes` every option whose value no run can have."""
         from equipoise.engine.settings import check_option
 
-        for name in ("rounds", "participation", "eval_every", "device"):
+        for name in ("rounds", "participation", "eval_every", "device", "loss"):
             with mistakes.noted():
                 check_option(name, getattr(self, name))
 
     def build_job(self, dataset: str, data: Federation, changes: dict[str, Any]) -> Job:
         """A job with these options, of the default method and seed."""
         from equipoise.engine.runners import RunnerName
+        from equipoise.metrics import METRICS
         from equipoise.study.jobs import Job
 
         return Job(
@@ -228,6 +256,8 @@ class RunOptions:
             train_scores=self.train_scores,
             until_flat=self.until_flat,
             hold_out=self.hold_out or 0,
+            loss=self.loss,
+            metrics=pick_from(self.metrics, METRICS, "--metrics"),
             live=self.views,
             keep=self.kinds,
         )

@@ -12,46 +12,86 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from equipoise.cli.screens import screen
+from equipoise.groups import RATES, bound_gap, find_worst, pool
 from equipoise.metrics import PLUS_MINUS, UNSEEN, figures
 from equipoise.runs.reading import Recorded
 from equipoise.study.comparison import Comparison
 from equipoise.study.report.figures import average_by_domain
+from equipoise.study.report.groups import list_gaps, list_group_names, read_tallies, say_positive
+
+# Metrics that the table of a run shows beside score and loss where they were recorded, with the heads of their columns.
+FURTHER = {
+    "auc": "AUC", "f1": "F1", "precision": "precision", "recall": "recall", "pr_auc": "PR AUC", "mae": "error", "r2": "R²",
+}  # fmt: skip
 
 
 def draw_run(run: Recorded) -> Table:
     """A table of what every domain and client got from a stored run."""
     data = run.manifest["data"]
     rounds = run.curve()[0]
-    last = {metric: _find_last(run, metric) for metric in ("accuracy", "loss", "auc")}
-    area = bool(last["auc"])
+    more = [metric for metric in FURTHER if metric in run.metrics]
+    last = {metric: _find_last(run, metric) for metric in (run.score, "loss", *more)}
     table = Table(
-        "domain", "client", "samples", "accuracy", "loss", *(["AUC"] if area else []), title_justify="left",
+        "domain", "client", "samples", run.score, "loss", *(FURTHER[m] for m in more), title_justify="left",
         title=f"{escape(run.method)} on {escape(data['name'])}, {run.manifest['evaluated']['model']} model, test data, "
         f"round {rounds[-1] if len(rounds) else run.rounds_done}",
     )  # fmt: skip
     samples = {client["name"]: client["train"] for client in data["clients"]}
     for domain in dict.fromkeys(run.domains):
         for name in (name for name, its in zip(run.clients, run.domains, strict=True) if its == domain):
-            table.add_row(escape(domain), escape(name), str(samples[name]), *_list_scores(last, name, area))
+            table.add_row(escape(domain), escape(name), str(samples[name]), *_list_scores(run, last, name))
     table.add_section()
-    accuracies = np.array([last["accuracy"].get(client, np.nan) for client in run.clients])
-    over = [("clients", list(last["accuracy"].values()))]
+    scores = np.array([last[run.score].get(client, np.nan) for client in run.clients])
+    over = [("clients", list(last[run.score].values()))]
     if any(client["domain"] for client in data["clients"]):
-        over.append(("domains", list(average_by_domain(accuracies, run.domains).values())))
+        over.append(("domains", list(average_by_domain(scores, run.domains).values())))
     for what, values in over:
         table.add_row(f"[bold]over {what}[/]", "", "", f"[bold]{_sum_up(values)}[/]", "")
     if run.unseen:
         table.add_section()
-        unseen = {metric: _find_last(run, metric, UNSEEN) for metric in ("accuracy", "loss", "auc")}
+        unseen = {metric: _find_last(run, metric, UNSEEN) for metric in last}
         for domain, name in zip(run.unseen_domains, run.unseen, strict=True):
-            table.add_row(escape(domain), f"{escape(name)} (unseen)", "-", *_list_scores(unseen, name, area))
-        table.add_row("[bold]over unseen[/]", "", "", f"[bold]{_sum_up(unseen['accuracy'].values())}[/]", "")
+            table.add_row(escape(domain), f"{escape(name)} (unseen)", "-", *_list_scores(run, unseen, name))
+        table.add_row("[bold]over unseen[/]", "", "", f"[bold]{_sum_up(unseen[run.score].values())}[/]", "")
         table.add_section()
     for metric in run.metrics:
-        if metric.startswith("accuracy of the "):
+        if metric.startswith(f"{run.score} of the "):
             means = average_by_domain(run.curve(metric)[1][-1], run.domains).values()
-            table.add_row(f"{metric.removeprefix('accuracy of the ')}, over domains", "", "", _sum_up(means), "")
+            table.add_row(f"{metric.removeprefix(f'{run.score} of the ')}, over domains", "", "", _sum_up(means), "")
     return table
+
+
+def draw_groups(run: Recorded) -> list[RenderableType]:
+    """A table of what every group of samples got from a stored run, and a line per gap between them; empty without
+    groups."""
+    column, names = list_group_names(run)
+    tallies = read_tallies(run)
+    if not names or not tallies:
+        return []
+    whole = pool(tallies.values())
+    rates = RATES if run.manifest["data"].get("target", "classes") == "classes" else ("accuracy",)
+    positive = f"; {say_positive(run)}" if say_positive(run) else ""
+    table = Table(
+        escape(column), "samples", *(run.score if rate == "accuracy" else rate for rate in rates), "loss",
+        title=escape(f"Groups of {column}, over all clients{positive}"), title_justify="left",
+    )  # fmt: skip
+    for z, name in enumerate(names):
+        shares = (_share(float(whole.rate(rate)[z]), " %") for rate in rates)
+        loss = float(whole.mean_losses[z])
+        table.add_row(escape(name), str(int(whole.sizes[z])), *shares, "-" if np.isnan(loss) else f"{loss:.3f}")
+    lines = []
+    for gap in list_gaps(run):
+        found, worst = bound_gap(list(tallies.values()), gap), find_worst(tallies, gap)
+        lines.append(
+            f"Gap in {gap.replace('_', ' ')}: {_share(found.mean)} points ({_share(found.low)} to {_share(found.high)})"
+        )
+        if worst.client:
+            lines[-1] += f"; worst client {worst.client} {_share(worst.gap)}, by chance {_share(worst.expected)}"
+    return [table, *(escape(f"{line}.") for line in lines)]
+
+
+def _share(value: float, unit: str = "") -> str:
+    return "-" if np.isnan(value) else f"{100 * value:.1f}{unit}"
 
 
 def _find_last(run: Recorded, metric: str, split: str = "test") -> dict[str, float]:
@@ -62,14 +102,19 @@ def _find_last(run: Recorded, metric: str, split: str = "test") -> dict[str, flo
     return {name: value for name, value in zip(names, found, strict=False) if not np.isnan(value)}
 
 
-def _list_scores(last: Mapping[str, Mapping[str, float]], name: str, area: bool) -> list[str]:
-    """The cells of one client's last scores; with its AUC if `area`."""
-    cells = [_shown(last["accuracy"].get(name), 100, ".1f", " %"), _shown(last["loss"].get(name), 1, ".3f")]
-    return [*cells, _shown(last["auc"].get(name), 1, ".3f")] if area else cells
+def _list_scores(run: Recorded, last: Mapping[str, Mapping[str, float]], name: str) -> list[str]:
+    """The cells of one client's last values: score, loss, and the further metrics that were recorded."""
+    cells = [_shown(last[run.score].get(name), 100, ".1f", " %"), _shown(last["loss"].get(name), 1, ".3f")]
+    return cells + [_show_further(values.get(name)) for metric, values in last.items() if metric in FURTHER]
 
 
 def _shown(value: float | None, factor: float, form: str, unit: str = "") -> str:
     return "-" if value is None else f"{factor * value:{form}}{unit}"
+
+
+def _show_further(value: float | None) -> str:
+    """A metric with three digits behind the point, or without any where it is large."""
+    return _shown(value, 1, ",.0f" if value is not None and abs(value) >= 1000 else ".3f")
 
 
 def _sum_up(values: Iterable[float]) -> str:
@@ -77,24 +122,26 @@ def _sum_up(values: Iterable[float]) -> str:
     return f"AVG {f.avg:.1f}  STD {f.std:.1f} (ddof 0)  MIN {f.min:.1f}"
 
 
-def draw_comparison(table: Comparison, name: str, over: str = "domains") -> RenderableType:
+def draw_comparison(table: Comparison, name: str, over: str = "domains", score: str = "accuracy") -> RenderableType:
     """A comparison as the widest table that fits the terminal. Its figures are over domains, or over clients.
 
     If it is too wide with all domains and spreads, it is shown without the domains' spreads, then without the domains.
     """
     plain = tuple(column for column in table.columns if column in ("AVG", "STD", "MIN"))
     for columns, spreads in ((table.columns, table.columns), (table.columns, plain), (plain, plain)):
-        shown = _draw_columns(table, name, over, columns, spreads)
+        shown = _draw_columns(table, name, over, score, columns, spreads)
         if Measurement.get(screen, screen.options.update(width=10_000), shown).maximum <= screen.width:
             return shown
     return shown
 
 
-def _draw_columns(table: Comparison, name: str, over: str, columns: Sequence[str], spreads: Sequence[str]) -> Table:
+def _draw_columns(
+    table: Comparison, name: str, over: str, score: str, columns: Sequence[str], spreads: Sequence[str]
+) -> Table:
     half = f"; mean over {table.seeds} seeds, ± {PLUS_MINUS}" if table.seeds > 1 else ""
     shown = Table(
         title_justify="left",
-        title=f"Test accuracy on {escape(name)} in percent, last round; AVG, STD (ddof 0) and MIN over {over}{half}",
+        title=f"Test {score} on {escape(name)} in percent, last round; AVG, STD (ddof 0) and MIN over {over}{half}",
     )
     shown.add_column("method", no_wrap=True)
     for column in columns:

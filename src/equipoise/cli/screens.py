@@ -18,7 +18,7 @@ def say_notes(texts: Iterable[str]) -> None:
 
 
 def say_standing(worst: float, average: float) -> str:
-    """The average and the worst client's accuracy, in words."""
+    """The average and the worst client's score, in words."""
     return f"average {100 * average:.1f} %, worst client {100 * worst:.1f} %"
 
 

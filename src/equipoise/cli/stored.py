@@ -181,11 +181,13 @@ def evaluate(
     say_notes(federation.notes)
     found = measure(trained, federation)
     title = f"{trained.manifest['method']} on {data}"
-    table = Table("domain", "client", "samples", "accuracy", "loss", title=escape(title), title_justify="left")
+    table = Table(
+        "domain", "client", "samples", trained.task.loss.score, "loss", title=escape(title), title_justify="left"
+    )
     for one in found:
         table.add_row(
-            escape(one.domain), escape(one.client), str(one.samples), f"{100 * one.accuracy:.1f} %", f"{one.loss:.3f}"
+            escape(one.domain), escape(one.client), str(one.samples), f"{100 * one.score:.1f} %", f"{one.loss:.3f}"
         )
     screen.print(table)
-    f = figures([100 * one.accuracy for one in found])
+    f = figures([100 * one.score for one in found])
     screen.print(f"AVG {f.avg:.1f}  STD {f.std:.1f} (ddof 0)  MIN {f.min:.1f}")

@@ -64,7 +64,7 @@ def run(
     ] = False,
 ) -> None:
     """Train one method, and show what every domain and client got; or do all runs of an experiment file (TOML)."""
-    from equipoise.cli.results import draw_run
+    from equipoise.cli.results import draw_groups, draw_run
     from equipoise.engine.simulation import prepare_simulation
     from equipoise.runs.reading import read
     from equipoise.study.experiment import read_experiment
@@ -83,7 +83,8 @@ def run(
     settings = job.settings(data)
     finished = None if again else find_finished(job, settings, options.out)
     if finished is not None:
-        screen.print(draw_run(read(finished)))
+        for shown in (draw_run(read(finished)), *draw_groups(read(finished))):
+            screen.print(shown)
         screen.print(
             f"This run was finished before, and stays. --again does it anew. Records: {finished}", soft_wrap=True
         )
@@ -111,7 +112,8 @@ def run(
             _say_how_to_resume(checkpoint)
             raise typer.Exit(STOPPED) from None
     say_notes((*data.notes, *result.warnings))
-    screen.print(draw_run(read(place)))
+    for shown in (draw_run(read(place)), *draw_groups(read(place))):
+        screen.print(shown)
     screen.print(f"{say_seconds(result.seconds)} with the {result.runner} runner. Records: {place}", soft_wrap=True)
 
 
@@ -260,10 +262,11 @@ def _show_outcomes(experiment: Experiment, outcomes: Sequence[Outcome], out: Pat
             ordered = sorted(mine, key=lambda o: (position.get(o.method, len(position)), o.seed))
             table = tabulate([(found.method, found.by_domain) for found in ordered])
             over = "domains" if any(client.domain for client in data.clients) else "clients"
-            screen.print(draw_comparison(table, data.name, over))
+            words = read(mine[0].folder).score_words
+            screen.print(draw_comparison(table, data.name, over, words))
             if ordered[0].unseen:
                 held_out = tabulate([(found.method, found.unseen) for found in ordered])
-                screen.print(draw_comparison(held_out, f"{data.name} (unseen clients)", "these clients"))
+                screen.print(draw_comparison(held_out, f"{data.name} (unseen clients)", "these clients", words))
     runs = [read(found.folder) for found in outcomes]
     shown = group_studies(runs)
     for study in shown:

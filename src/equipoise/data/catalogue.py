@@ -21,6 +21,7 @@ from equipoise.data.sets.emnist import emnist
 from equipoise.data.sets.fmnist3 import fmnist3
 from equipoise.data.sets.gaussians import gaussians
 from equipoise.data.sets.heart import heart
+from equipoise.data.sets.incomes import incomes
 from equipoise.data.sets.mnist_shards import mnist_shards
 from equipoise.data.sets.office_caltech import office_caltech
 from equipoise.data.sets.pacs import pacs
@@ -74,6 +75,7 @@ def _plain_name(text: str) -> str:
 _register(scanners, "scikit-learn's handwritten digits (Alpaydin and Kaynak, 1998)")
 _register(clinics, "scikit-learn's handwritten digits (Alpaydin and Kaynak, 1998)")
 _register(gaussians, "EAGLE, section 4.1")
+_register(incomes, "generated, in the manner of the Adult data (Becker and Kohavi, 1996)")
 _register(digits, "MNIST, USPS, SVHN, SYN; FedHEAL, FedEquilibria, F2DC")
 _register(office_caltech, "Gong et al., 2012; FedHEAL, FedEquilibria, F2DC")
 _register(pacs, "Li et al., 2017; FedEquilibria, F2DC")

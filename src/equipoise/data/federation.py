@@ -11,21 +11,21 @@ from typing import Literal, get_args
 
 import numpy as np
 import torch
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise import seeds
 from equipoise.data import partitions
+from equipoise.data.arrays import Arrays, Groups, Pool, standardise
 from equipoise.data.remarks import remark_on_clients
 from equipoise.errors import EquipoiseError
 from equipoise.grammar import did_you_mean, join_words, require
+from equipoise.losses import USUAL, Target
 from equipoise.training import Training
 
 Split = Literal["train", "validation", "test"]
 HoldOut = int | str | Sequence[str]  # how many clients never train; or names of clients or domains, or text with commas
-Arrays = tuple["Tensor | ArrayLike", "Tensor | ArrayLike"]  # samples [n, ...] and labels [n]
 NOTHING = torch.zeros(0, dtype=torch.long)
-WHOLE = (torch.int64, torch.int32, torch.int16)  # types of samples that may be tokens; bytes are taken for pictures
 NO_CLIENTS = "A federation needs at least one client. Found none."
 
 
@@ -58,6 +58,7 @@ class Protocol:
     model: str = "linear"  # a network as text, such as "mlp(hidden=(64,))"
     name: str = "default"  # of the protocol, as records tell it
     note: str = ""  # what a reader of results should know about it
+    loss: str = "cross_entropy"  # what clients minimise, as text
 
 
 class Preparation:
@@ -88,9 +89,11 @@ class Federation:
 
     name: str
     x: Tensor  # [n, ...], the samples
-    y: Tensor  # [n], their labels: positions in `classes`
+    # Their targets: [n] positions in `classes`; [n] standardised floating-point numbers, `(number - centre) / spread`;
+    # or [n, labels] floating-point zeros and ones.
+    y: Tensor
     clients: tuple[Client, ...]
-    classes: tuple[str, ...]  # the names of the classes
+    classes: tuple[str, ...]  # the names of the classes, of the labels, or of the one number to predict
     protocol: Protocol = field(default_factory=Protocol)  # how the data are meant to be trained
     preparation: Preparation = field(default_factory=Preparation)  # how samples become what the model sees
     notes: tuple[str, ...] = ()  # what a reader of results must know (generated data, smaller settings)
@@ -101,6 +104,9 @@ class Federation:
     arguments: str = ""  # of the data set, as the user wrote them: "alpha=0.1"
     seed: int = 0  # of the data set
     unseen: tuple[Client, ...] = ()  # clients that are held out: they never train, and are only scored
+    centre: float = 0.0  # of a number to predict: it is `centre + spread * y`
+    spread: float = 1.0
+    groups: Groups | None = None  # which group each sample is in; None: samples are in none
 
     def __post_init__(self) -> None:
         twins = [name for name, count in Counter(c.name for c in (*self.clients, *self.unseen)).items() if count > 1]
@@ -136,6 +142,13 @@ class Federation:
         return np.array([client.joins for client in self.clients])
 
     @property
+    def target(self) -> Target:
+        """What is to be predicted: one of several classes, a number, or yes or no for each of several labels."""
+        if self.y.dim() == 2:
+            return "labels"
+        return "number" if self.y.is_floating_point() else "classes"
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one sample as the model sees it."""
         return tuple(self.example().shape[1:])
@@ -151,8 +164,11 @@ class Federation:
         return self.preparation.evaluation(x)
 
     def class_counts(self, split: Split = "train") -> Tensor:
-        """Samples of each class at each client, [clients, classes]."""
-        return torch.stack([torch.bincount(self.y[c.split(split)], minlength=len(self.classes)) for c in self.clients])
+        """Samples of each class, or with each label, at each client, [clients, classes]; all samples for a number."""
+        held = [self.y[client.split(split)] for client in self.clients]
+        if self.target == "classes":
+            return torch.stack([torch.bincount(y, minlength=len(self.classes)) for y in held])
+        return torch.stack([y.sum(0).long() if y.dim() == 2 else torch.tensor([len(y)]) for y in held])
 
     @cached_property
     def training_positions(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -168,7 +184,7 @@ class Federation:
         if self.digest:
             return self.digest
         digest = hashlib.sha256(repr((tuple(self.x.shape), str(self.x.dtype))).encode())
-        for tensor in (self.x, self.y):
+        for tensor in (self.x, self.y, *(() if self.groups is None else (self.groups.of,))):
             digest.update(np.ascontiguousarray(tensor.cpu().numpy()).data)
         return digest.hexdigest()
 
@@ -258,6 +274,7 @@ class Federation:
         validation: Mapping[str, Arrays] | None = None,
         domains: Mapping[str, str] | None = None,
         classes: int | Sequence[str] | None = None,
+        target: Target = "classes",
         joins: Mapping[str, int] | None = None,
         test_share: float = 0.2,
         seed: int = 0,
@@ -266,12 +283,16 @@ class Federation:
     ) -> Federation:
         """A federation of your own arrays: for each client samples `[n, ...]` and integer labels `[n]`.
 
+        With `target="number"` the second array holds numbers to predict `[n]`, which are standardised by mean and
+        standard deviation of all clients' training samples; with `target="labels"` zeros and ones `[n, labels]`.
+
         Samples of whole numbers (not bytes) stay whole numbers, for models that take tokens; other models get them as
         floating-point numbers.
 
         `validation` and `test` are held out in the same form. Without `test`, `test_share` of each client's samples is
         set aside for testing (none where it has a single one). `domains` gives each client's domain, `joins` the first
-        round in which it can take part; `classes` is the number of classes, or their names.
+        round in which it can take part; `classes` is the number of classes, or their names. A third array per client
+        puts its samples into groups, such as `["f", "m", "f"]`, which are compared and never enter the model.
 
         >>> import torch
         >>> x, y = torch.randn(20, 3), torch.arange(20) % 2
@@ -287,7 +308,7 @@ class Federation:
         for other, what in ((test, "test"), (validation, "validation"), (domains, "domains"), (joins, "joins")):
             for unknown in set(other or {}) - set(names):
                 raise EquipoiseError(f"`{what}` names the client `{unknown}`, which is not in `train`.")
-        pool = _Pool()
+        pool = Pool(target)
         clients = []
         for client, arrays in pairs:
             index = pool.add(arrays, client, "training")
@@ -300,9 +321,14 @@ class Federation:
             domain, joined = (domains or {}).get(client, ""), (joins or {}).get(client, 0)
             clients.append(Client(client, index, held_out, tested, domain, joined))
         x, y, class_names = pool.finish(classes)
-        labels, tests = {c.name: y[c.train] for c in clients}, {c.name: len(c.test) for c in clients}
-        notes = remark_on_clients(labels, tests, class_names, where={})
-        return cls(name, x, y, tuple(clients), class_names, protocol or Protocol(), notes=tuple(notes))
+        y, centre, spread = standardise(y, [c.train for c in clients]) if target == "number" else (y, 0.0, 1.0)
+        labels = {c.name: y[c.train] for c in clients} if target == "classes" else {}
+        notes = remark_on_clients(labels, {c.name: len(c.test) for c in clients}, class_names, where={})
+        plan = protocol or Protocol(loss=USUAL[target])
+        return cls(
+            name, x, y, tuple(clients), class_names, plan, notes=tuple(notes), centre=centre, spread=spread,
+            groups=pool.name_groups(),
+        )  # fmt: skip
 
 
 def find_scored(client: Client) -> Tensor:
@@ -348,61 +374,3 @@ def _set_aside(client: Client, share: float, seed: int) -> Client:
         return client
     train, validation = _divide(client.train, share, seed, client.name, "validation")
     return replace(client, train=train, validation=validation if len(validation) else train)
-
-
-class _Pool:
-    """Collects the clients' arrays. One that does not fit is refused with the name of its client."""
-
-    def __init__(self) -> None:
-        self.x: list[Tensor] = []
-        self.y: list[Tensor] = []
-        self.owners: list[tuple[str, str]] = []
-        self.size = 0
-
-    def add(self, arrays: Arrays, client: str, what: str) -> Tensor:
-        where = f"the {what} data of client `{client}`"
-        try:
-            x, y = (value if isinstance(value, Tensor) else torch.from_numpy(np.asarray(value)) for value in arrays)
-        except (TypeError, ValueError) as error:
-            raise EquipoiseError(f"Cannot read {where}: give (samples, labels) as arrays of numbers. {error}") from None
-        if x.dim() > 0 and len(x) == 0:
-            raise EquipoiseError(f"There are no samples in {where}. Leave the client out, or give it some.")
-        if x.is_complex() or x.dim() == 0 or y.dim() == 0:
-            shape = f"{x.dtype} {tuple(x.shape)}"
-            raise EquipoiseError(f"Give samples [n, ...] of real numbers and labels [n]. Found {shape} in {where}.")
-        x = x.to(torch.long if x.dtype in WHOLE else torch.get_default_dtype())
-        x = x if x.dim() > 1 else x[:, None]
-        if y.dim() != 1 or len(y) != len(x):
-            raise EquipoiseError(
-                f"Labels must be one per sample. Found {tuple(y.shape)} for {len(x)} samples in {where}."
-            )
-        if y.is_floating_point() and not bool((y == y.round()).all()):
-            raise EquipoiseError(
-                f"Labels must be classes 0, 1, 2, ... (classification only). Found {y[y != y.round()][0].item()} in {where}."
-            )
-        if not bool(torch.isfinite(x).all()):
-            row = int((~torch.isfinite(x)).flatten(1).any(1).nonzero()[0])
-            raise EquipoiseError(f"Features must be finite. Found NaN or infinity in sample {row} of {where}.")
-        if self.x and x.shape[1:] != self.x[0].shape[1:]:
-            first = self.owners[0][1]
-            raise EquipoiseError(
-                f"All samples must have one shape. Found {tuple(x.shape[1:])} in {where}, "
-                f"and {tuple(self.x[0].shape[1:])} in {first}."
-            )
-        self.x.append(x)
-        self.y.append(y.long())
-        self.owners.append((client, where))
-        self.size += len(x)
-        return torch.arange(self.size - len(x), self.size)
-
-    def finish(self, classes: int | Sequence[str] | None) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-        highest = max(int(y.max()) for y in self.y)
-        names = [str(i) for i in range(highest + 1)] if classes is None else classes
-        names = [str(i) for i in range(names)] if isinstance(names, int) else list(names)
-        for y, (_, where) in zip(self.y, self.owners, strict=True):
-            wrong = y[(y < 0) | (y >= len(names))]
-            if len(wrong):
-                raise EquipoiseError(
-                    f"Labels must lie in 0 .. {len(names) - 1} ({len(names)} classes). Found {int(wrong[0])} in {where}."
-                )
-        return torch.cat(self.x), torch.cat(self.y), tuple(names)

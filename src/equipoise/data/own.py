@@ -14,41 +14,35 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from equipoise.data.arrays import standardise
 from equipoise.data.cache import UNREAD, Pictures, PictureSet, open_pool
 from equipoise.data.federation import Client, Federation, Preparation, Protocol, Split, number_parts
-from equipoise.data.files import list_class_names
 from equipoise.data.images import Images
-from equipoise.data.missing import SPELT, mark_missing, note_missing
 from equipoise.data.missing import drop_missing as leave_out
+from equipoise.data.missing import note_missing
 from equipoise.data.partitions import by_id, split_three_ways
 from equipoise.data.partitions import deal as dealt
 from equipoise.data.pieces import Piece, find_pieces, find_site_pieces
-from equipoise.data.remarks import remark_on_clients
+from equipoise.data.remarks import remark_on_clients, remark_on_groups
 from equipoise.data.site_schemas import SiteSchema, describe_rows
 from equipoise.data.tables import (
     LIMIT,
-    WHOLE,
     Rows,
     Schema,
     as_text,
     encode,
-    find_fraction,
     infer_schema,
     list_misfits,
     note_odd_texts,
     note_unknown_levels,
-    order_classes,
 )
+from equipoise.data.targets import Wanted, read_groups, read_label_texts, read_targets, refuse_gaps
 from equipoise.errors import EquipoiseError
 from equipoise.grammar import Mistakes, did_you_mean, join_words, require
+from equipoise.losses import USUAL, Target
 from equipoise.training import Training
 
 SHARES = (0.6, 0.2, 0.2)  # training, validation and test, where the data have no test part of their own
-MOST_CLASSES = 1_000  # a label column with more different values hardly holds classes
-MOST_NUMBERS, ROWS_PER_NUMBER = 20, 4  # more numbers as labels, each in fewer rows on average, are hardly classes
-CLASSES_ONLY = (
-    "Equipoise learns classes, not quantities (classification only): group such values first, into low and high, say."
-)
 IMAGE_PROTOCOL = Protocol(30, 1.0, Training(batch=32, lr=0.02, momentum=0.9), "resnet10(width=16)", "own images")
 TABLE_PROTOCOL = Protocol(50, 1.0, Training(batch=16, lr=0.05), "mlp(hidden=(32,))", "own table")
 
@@ -70,6 +64,9 @@ class Holding:
 def own(
     path: str,
     label: str | None = None,
+    target: tuple[str, ...] = (),
+    group: str | None = None,
+    group_in_model: bool = False,
     client: str | None = None,
     domain: str | None = None,
     image_size: int | None = None,
@@ -83,32 +80,41 @@ def own(
 ) -> Federation:
     """Your own data: image folders, tables with a label column, or a data set of the Hugging Face hub.
 
-    `label`, `client` and `domain` name columns; by default the columns of these names are used. `ignore` lists columns
-    to leave out. `partition` deals out rows that belong to no client, for example `dirichlet(clients=10, alpha=0.5)`.
-    Images become squares of `image_size` pixels. `schema` is a file that an earlier run wrote. `skip_bad` leaves out
-    images that cannot be read, and says which; `drop_missing` leaves out rows of tables with a missing value, and says
-    how many of which client. With `site` the path holds the data of a single client, which gets this name.
+    `label`, `client` and `domain` name columns; by default the columns of these names are used. `target` names what is
+    to be predicted where it is no class: one column of numbers, or several columns of 0 and 1. `group` names a column
+    that puts rows into groups, which are compared; it does not enter the model unless `group_in_model` says so.
+    `ignore` lists columns to leave out. `partition` deals out rows that belong to no client, for example
+    `dirichlet(clients=10, alpha=0.5)`. Images become squares of `image_size` pixels. `schema` is a file that an earlier
+    run wrote. `skip_bad` leaves out images that cannot be read, and says which; `drop_missing` leaves out rows of tables
+    with a missing value, and says how many of which client. With `site` the path holds the data of a single client,
+    which gets this name.
     """
     require(image_size is None or image_size >= 1, "image_size", "at least 1", image_size)
     notes: list[str] = []
     pieces = find_pieces(path, notes) if site is None else find_site_pieces(path, site, notes)
     fixed = Schema.read(Path(schema)) if schema else None
-    target = label or (fixed.label if fixed else "label")
+    wanted = Wanted.of(label, target, fixed)
+    marked = group or (fixed.group if fixed else "")
     owner = None if partition or site else client or "client"
-    used = _list_used(pieces, target, owner, domain or "domain", ignore, fixed)
+    used = _list_used(pieces, wanted.columns, owner, domain or "domain", ignore, fixed)
     if drop_missing:
         pieces, dropped = leave_out(pieces, used, owner)
         notes += dropped
     elif not any(piece.images for piece in pieces):
-        notes += note_missing(pieces, [name for name in used if name not in (target, owner)], counted=site is None)
+        notes += note_missing(
+            pieces, [name for name in used if name not in (*wanted.columns, owner)], counted=site is None
+        )
     mistakes = Mistakes()  # all that does not fit a given schema is said at once
     with mistakes.noted():
-        y, classes = _labels(pieces, target, fixed)
+        y, classes = read_targets(pieces, wanted, fixed)
+    groups = None
+    with mistakes.noted():
+        groups = read_groups(pieces, marked, fixed) if marked else None
     if fixed:
         whole = (Rows(piece.client or "", piece.where, piece.table, piece.name_row) for piece in pieces)
         mistakes.found += [misfit for rows in whole for misfit in list_misfits(rows, fixed)]
     mistakes.refuse()
-    holdings = _dealt(pieces, partition, y) if partition else _held(pieces, client or "client", path)
+    holdings = _dealt(pieces, partition, y, wanted.kind) if partition else _held(pieces, client or "client", path)
     domains = _domains(holdings, domain)
     readable = torch.ones(len(y), dtype=torch.bool)
     digest = ""
@@ -117,7 +123,7 @@ def own(
         x, digest, readable = images.x, images.digest, images.y != UNREAD
         notes += images.notes
         clients = _clients(holdings, y, readable, domains, seed)
-        agreed = fixed or Schema(target, classes, {})
+        agreed = fixed or Schema(wanted.label, classes, {}, wanted.kind)
         preparation: Preparation = Images((0.5,), (0.5,), pad=max(1, x.shape[-1] // 8))
         protocol = IMAGE_PROTOCOL
     elif any(piece.images for piece in pieces):
@@ -128,17 +134,33 @@ def own(
         )
     else:
         clients = _clients(holdings, y, readable, domains, seed)
-        apart = {client or "client", domain or "domain", *ignore}
-        agreed, x, unknown = _features(holdings, clients, len(y), target, classes, apart, fixed)
+        apart = {client or "client", domain or "domain", *ignore, *([] if group_in_model else [marked])}
+        agreed, x, unknown = _features(holdings, clients, len(y), wanted, classes, apart, fixed)
         notes += unknown
         preparation, protocol = Preparation(), TABLE_PROTOCOL
         notes += note_odd_texts(agreed)
     where = {holding.client: holding.piece.where for holding in holdings} if len(pieces) > 1 else {}
-    labels, tests = {c.name: y[c.train] for c in clients}, {c.name: len(c.test) for c in clients}
-    notes += remark_on_clients(labels, tests, classes, where)
+    labels = {c.name: y[c.train] for c in clients} if wanted.kind == "classes" else {}
+    notes += remark_on_clients(labels, {c.name: len(c.test) for c in clients}, classes, where)
+    if groups:
+        tested = {c.name: groups.of[c.test] for c in clients}
+        notes += remark_on_groups(groups.name, groups.names, groups.of, tested)
+        agreed = replace(agreed, group=groups.name, groups=groups.names)
+    if wanted.kind == "number":
+        y, agreed = _scale_numbers(y, clients, agreed)
+    protocol = replace(protocol, loss=USUAL[wanted.kind])
     return Federation(
-        Path(path).stem, x, y, clients, classes, protocol, preparation, tuple(notes), digest, agreed.as_json()
-    )
+        Path(path).stem, x, y, clients, classes, protocol, preparation, tuple(notes), digest, agreed.as_json(),
+        centre=agreed.centre, spread=agreed.spread or 1.0, groups=groups,
+    )  # fmt: skip
+
+
+def _scale_numbers(numbers: Tensor, clients: Sequence[Client], schema: Schema) -> tuple[Tensor, Schema]:
+    """The numbers to predict, standardised as the schema says, and the schema; if it does not say it, it will."""
+    if schema.spread > 0:
+        return ((numbers - schema.centre) / schema.spread).float(), schema
+    y, centre, spread = standardise(numbers, [client.train for client in clients])
+    return y, replace(schema, centre=centre, spread=spread)
 
 
 def describe_own(
@@ -150,7 +172,7 @@ def describe_own(
     """
     notes: list[str] = []
     pieces = find_site_pieces(path, "this site", notes)
-    labels, _ = _label_texts(pieces, label)
+    labels, _ = read_label_texts(pieces, label)
     rows, _ = _rows("this site", _held(pieces, "client", path))
     apart = {"client", "domain", *ignore, *(rows.table.column_names if all(piece.images for piece in pieces) else ())}
     found, more = describe_rows(rows, label, labels, apart, limit)
@@ -158,7 +180,12 @@ def describe_own(
 
 
 def _list_used(
-    pieces: Sequence[Piece], label: str, owner: str | None, domain: str, ignore: Sequence[str], fixed: Schema | None
+    pieces: Sequence[Piece],
+    targets: Sequence[str],
+    owner: str | None,
+    domain: str,
+    ignore: Sequence[str],
+    fixed: Schema | None,
 ) -> list[str]:
     """The columns that something is read from. One that is to be ignored and is not there is an error."""
     present = list(dict.fromkeys(name for piece in pieces for name in piece.table.column_names))
@@ -167,8 +194,8 @@ def _list_used(
             raise EquipoiseError(
                 f"There is no column `{name}` to ignore.{did_you_mean(name, present)} There are: {join_words(present, 12)}."
             )
-    known = present if fixed is None else [label, owner, domain, *fixed.columns]
-    left = {*ignore, *(() if owner else ("client",))} - {label}
+    known = present if fixed is None else [*targets, owner, domain, fixed.group, *fixed.columns]
+    left = {*ignore, *(() if owner else ("client",))} - {*targets}
     return [name for name in present if name in known and name not in left]
 
 
@@ -191,70 +218,7 @@ def _parts(pieces: Sequence[Piece]) -> list[PictureSet]:
     return [PictureSet(name, piece.files, partial(load, piece)) for name, piece in zip(names, pieces, strict=True)]
 
 
-# --------------------------------------------------------------------------- labels, owners, domains
-def _label_texts(pieces: Sequence[Piece], label: str) -> tuple[list[str], tuple[str, ...] | None]:
-    """The label of every row, and the names of the classes where a file declares them."""
-    texts: list[str] = []
-    declared: tuple[str, ...] | None = None
-    for piece in pieces:
-        columns = piece.table.column_names
-        place = piece.where + (f" (client `{piece.client}`)" if piece.client else "")
-        if label not in columns:
-            raise EquipoiseError(
-                f"{place} has no label column `{label}`.{did_you_mean(label, columns)} Name it with --label. There "
-                f"are: {join_words(columns, 12)}."
-            )
-        _refuse_gaps(piece, label, "label")
-        values = piece.table[label].to_pylist()
-        fraction = find_fraction(values)
-        if fraction is not None:
-            raise EquipoiseError(
-                f"Labels must be classes. Found {fraction} in column `{label}` of {place}. {CLASSES_ONLY}"
-            )
-        names = list_class_names(piece.table, label)
-        declared = declared or names
-        texts += [names[v] if names and isinstance(v, int) and 0 <= v < len(names) else as_text(v) for v in values]
-    return texts, declared
-
-
-def _labels(pieces: Sequence[Piece], label: str, fixed: Schema | None) -> tuple[Tensor, tuple[str, ...]]:
-    """The class of every row, and the names of the classes."""
-    texts, declared = _label_texts(pieces, label)
-    classes = fixed.classes if fixed else declared or order_classes(texts)
-    unknown = sorted(set(texts) - set(classes))
-    if unknown:
-        raise EquipoiseError(
-            f"Label {join_words([repr(one) for one in unknown])} is not one of the classes: "
-            f"{join_words(list(classes), 12)}."
-        )
-    if len(set(texts)) < 2 and not fixed:  # with a schema, these may be the rows of one site among several
-        raise EquipoiseError(f"Every row has the label {texts[0]!r}: there is nothing to learn.")
-    if len(classes) > MOST_CLASSES:
-        raise EquipoiseError(
-            f"Column `{label}` has {len(classes)} different values: too many for classes. Name another one. {CLASSES_ONLY}"
-        )
-    whole = fixed is None and declared is None and all(WHOLE.fullmatch(text) for text in classes)
-    if whole and len(classes) > max(MOST_NUMBERS, len(texts) / ROWS_PER_NUMBER):
-        raise EquipoiseError(
-            f"Column `{label}` has {len(classes)} different numbers in {len(texts)} rows, which look like measurements, not "
-            f"classes. {CLASSES_ONLY} If they are classes, give them names that are no numbers."
-        )
-    number = {name: i for i, name in enumerate(classes)}
-    return torch.tensor([number[text] for text in texts]), classes
-
-
-def _refuse_gaps(piece: Piece, column: str, what: str) -> None:
-    """Refuse a table with rows that lack a value in this column, which says `what` they are."""
-    gaps = np.flatnonzero(mark_missing(piece.table[column]))
-    if len(gaps):
-        others = f", and in {len(gaps) - 1} more rows" if len(gaps) > 1 else ""
-        place = f"{piece.name_row(int(gaps[0]))} of {piece.where}"
-        raise EquipoiseError(
-            f"There is no {what} in column `{column}` in {place}{others} ({SPELT} count as missing). "
-            "Fill it in, or leave such rows out with --drop-missing."
-        )
-
-
+# --------------------------------------------------------------------------- owners and domains
 def _offsets(pieces: Sequence[Piece]) -> list[int]:
     return np.cumsum([0, *(len(piece.table) for piece in pieces)]).tolist()
 
@@ -273,7 +237,7 @@ def _held(pieces: Sequence[Piece], column: str, path: str) -> list[Holding]:
                 f"{piece.where} has no client column `{column}`.{did_you_mean(column, columns)} Name it with --client (there "
                 f'are: {join_words(columns, 12)}), or deal its rows out with --partition "dirichlet(clients=10, alpha=0.5)".'
             )
-        _refuse_gaps(piece, column, "client")
+        refuse_gaps(piece, column, "client")
         names = piece.table[column].to_pylist()
         for name, rows in by_id([as_text(value) for value in names]).items():
             found.append(Holding(name, piece, rows, start + rows))
@@ -285,11 +249,12 @@ def order_by_number(name: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name)]
 
 
-def _dealt(pieces: Sequence[Piece], rule: str, y: Tensor) -> list[Holding]:
-    """Deal out all rows together by a partition rule."""
+def _dealt(pieces: Sequence[Piece], rule: str, y: Tensor, kind: Target) -> list[Holding]:
+    """Deal out all rows together by a partition rule. A rule that looks at classes sees one class where there are none."""
+    labels = y if kind == "classes" else torch.zeros(len(y), dtype=torch.long)
     found = []
     offsets = _offsets(pieces)
-    for name, part in number_parts(dealt(rule, y)).items():
+    for name, part in number_parts(dealt(rule, labels)).items():
         for piece, start, end in zip(pieces, offsets, offsets[1:], strict=False):
             mine = part[(part >= start) & (part < end)]
             if len(mine):
@@ -308,7 +273,7 @@ def _domains(holdings: Sequence[Holding], column: str | None) -> dict[str, str]:
                     f"{did_you_mean(column, holding.piece.table.column_names)}"
                 )
             continue
-        _refuse_gaps(holding.piece, column or "domain", "domain")
+        refuse_gaps(holding.piece, column or "domain", "domain")
         for value in dict.fromkeys(as_text(v) for v in holding.values(column or "domain")):
             if found.setdefault(holding.client, value) != value:
                 raise EquipoiseError(
@@ -334,7 +299,9 @@ def _clients(
         train, validation, test = (torch.cat([empty, *parts[split]]) for split in ("train", "validation", "test"))
         if len(test) == 0 and len(train):
             shares = (SHARES[0], 0.0, SHARES[2]) if len(validation) else SHARES
-            train, aside, test = split_three_ways(train, shares, seed, "own", name, labels=y[train])
+            train, aside, test = split_three_ways(
+                train, shares, seed, "own", name, labels=None if y.is_floating_point() else y[train]
+            )
             validation = torch.cat([validation, aside])
         clients.append(Client(name, train, validation, test, domains.get(name, "")))
     return tuple(clients)
@@ -344,14 +311,15 @@ def _features(
     holdings: Sequence[Holding],
     clients: Sequence[Client],
     size: int,
-    label: str,
+    wanted: Wanted,
     classes: tuple[str, ...],
     apart: set[str],
     fixed: Schema | None,
 ) -> tuple[Schema, Tensor, list[str]]:
     """The schema of the columns, every client's rows as features, and notes on values that the schema does not name."""
     together = {client.name: _rows(client.name, [h for h in holdings if h.client == client.name]) for client in clients}
-    schema = fixed or infer_schema([rows for rows, _ in together.values()], label, classes, apart)
+    schema = fixed or infer_schema([rows for rows, _ in together.values()], wanted.columns, classes, apart)
+    schema = replace(schema, target=wanted.kind)
     x = torch.zeros(size, schema.width)
     notes = []
     for client in clients:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 from equipoise.grammar import join_words
 
+FEW_IN_GROUP = 10  # a rate of fewer samples is not shown
 FEW_TESTS = 10  # with fewer test samples, one right or wrong answer moves the accuracy by more than ten points
 
 
@@ -39,5 +41,33 @@ def remark_on_clients(
         "Clients with too few rows to test on, which get no score": untested,
         f"Clients with fewer than {FEW_TESTS} test samples, whose accuracy is coarse": few,
         "Classes that only one client can learn from": lone,
+    }
+    return [f"{text}: {join_words(found)}." for text, found in notes.items() if found]
+
+
+def remark_on_groups(column: str, names: Sequence[str], of: Tensor, tests: Mapping[str, Tensor]) -> list[str]:
+    """Notes that name groups with few test samples at all clients together, and clients that lack a group.
+
+    Args:
+        column: what the groups are groups of.
+        names: the names of the groups.
+        of: the group of each sample, `[n]`.
+        tests: client -> the groups of its test samples.
+    """
+    total = torch.bincount(torch.cat(list(tests.values())), minlength=len(names)).tolist()
+    rows = torch.bincount(of, minlength=len(names)).tolist()
+    few = [
+        f"`{name}` ({count} test samples of {all_of_them} rows)"
+        for name, count, all_of_them in zip(names, total, rows, strict=True)
+        if count < FEW_IN_GROUP
+    ]
+    lacking = [
+        f"`{client}` ({join_words([names[z] for z in missing])})"
+        for client, held in tests.items()
+        if len(held) and (missing := [z for z in range(len(names)) if not bool((held == z).any())])
+    ]
+    notes = {
+        f"Groups of `{column}` with fewer than {FEW_IN_GROUP} test samples, which get no figures": few,
+        f"Clients without test samples of some group of `{column}`": lacking,
     }
     return [f"{text}: {join_words(found)}." for text, found in notes.items() if found]

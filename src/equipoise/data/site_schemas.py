@@ -149,11 +149,12 @@ def _round_down(count: int, limit: int) -> int:
 
 
 # --------------------------------------------------------------------------- where all sites' files come together
-def merge_files(paths: Sequence[Path], ignore: Collection[str] = ()) -> tuple[Schema, list[str]]:
+def merge_files(paths: Sequence[Path], ignore: Collection[str] = (), group: str = "") -> tuple[Schema, list[str]]:
     """The schema of all sites, from the files that they wrote, and notes on what a reader should look at.
 
     Levels and classes are those of all sites together. Everything in which files contradict each other is one error,
-    which names the files. Columns in `ignore` are left out.
+    which names the files. Columns in `ignore` are left out; the text column `group` puts rows into groups, and is no
+    feature.
     """
     mistakes, notes = Mistakes(), list[str]()
     sites: dict[str, SiteSchema] = {}
@@ -181,12 +182,17 @@ def merge_files(paths: Sequence[Path], ignore: Collection[str] = ()) -> tuple[Sc
             else:
                 columns[name] = _join(levels, f"Levels of `{name}`", notes) if kind == "text" else None
                 refuse_many_levels(len(columns[name] or ()), name, "all files together")
+    groups = columns.pop(group, None) if group else ()
+    if group and not groups and not mistakes.found:
+        mistakes.found.append(
+            f"There is no text column `{group}` to put rows into groups.{did_you_mean(group, columns)} It must be at all sites."
+        )
     if sites and not columns and any(site.columns for site in sites.values()) and not mistakes.found:
         mistakes.found.append("No column is left to learn from.")
     if mistakes.found:
         mistakes.found += notes  # whoever has to ask the sites anyway asks them about these, too
     mistakes.refuse()
-    return Schema(next(iter(labels)), order_classes(classes), columns), notes
+    return Schema(next(iter(labels)), order_classes(classes), columns, group=group, groups=groups or ()), notes
 
 
 def _files_by(told: Mapping[str, str]) -> dict[str, list[str]]:

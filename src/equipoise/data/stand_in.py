@@ -10,6 +10,7 @@ from typing import get_args
 
 import torch
 
+from equipoise.data.arrays import Groups
 from equipoise.data.federation import NOTHING, Client, Federation, Protocol, Split
 from equipoise.data.images import rebuild_preparation
 from equipoise.data.tables import Schema, compare_schemas
@@ -19,7 +20,10 @@ from equipoise.training import Training
 About = Mapping[str, object]  # what a site tells about itself and its data
 SPLITS: tuple[Split, ...] = get_args(Split)
 # What must be the same at all sites. The first three follow from a schema, where there is one.
-AGREED = ("classes", "shape", "dtype", "model", "training", "rounds", "participation", "preparation")
+AGREED = (
+    "classes", "shape", "dtype", "model", "training", "rounds", "participation", "preparation", "target", "loss", "spread",
+    "groups",
+)  # fmt: skip
 
 
 def describe_site(data: Federation, client: Client, training: Training, number: int) -> dict[str, object]:
@@ -41,6 +45,11 @@ def describe_site(data: Federation, client: Client, training: Training, number: 
         "rounds": data.protocol.rounds,
         "participation": data.protocol.participation,
         "protocol": data.protocol.name,
+        "loss": data.protocol.loss,
+        "target": data.target,
+        "groups": None if data.groups is None else [data.groups.name, *data.groups.names],
+        "centre": data.centre,
+        "spread": data.spread,
         "training": training.describe(),
         "data": data.name if number >= 0 else "own data",
         "notes": list(data.notes),
@@ -111,13 +120,14 @@ def build_stand_in(sites: Sequence[About]) -> Federation:
         Training(**first["training"]),  # type: ignore[arg-type]
         str(first["model"]),
         str(first["protocol"]),
+        loss=str(first["loss"]),
     )
     notes = dict.fromkeys(str(note) for about in sites for note in about["notes"])  # type: ignore[attr-defined]
     empty = torch.zeros(1, *shape, dtype=getattr(torch, str(first["dtype"])))
     return Federation(
         name=str(first["data"]),
         x=empty.expand(start, *shape),  # no data: all samples are views of one that is zero
-        y=torch.zeros(1, dtype=torch.long).expand(start),
+        y=zero_targets(str(first["target"]), len(first["classes"]), start),  # type: ignore[arg-type]
         clients=tuple(clients),
         classes=tuple(map(str, first["classes"])),  # type: ignore[call-overload]
         protocol=protocol,
@@ -127,4 +137,22 @@ def build_stand_in(sites: Sequence[About]) -> Federation:
         is_elsewhere=True,
         schema=first["schema"],  # type: ignore[arg-type]
         seed=int(str(first.get("seed", 0))),
+        centre=float(str(first["centre"])),
+        spread=float(str(first["spread"])),
+        groups=_stand_in_groups(first["groups"], start),
     )
+
+
+def _stand_in_groups(told: object, samples: int) -> Groups | None:
+    """Groups as the sites name them, with all samples in the first one."""
+    if told is None:
+        return None
+    name, *names = map(str, told)  # type: ignore[call-overload]
+    return Groups(name, tuple(names), torch.zeros(1, dtype=torch.long).expand(samples))
+
+
+def zero_targets(target: str, names: int, samples: int) -> torch.Tensor:
+    """Targets of a kind (`Federation.target`), all zero, as views of one: `names` is the number of labels."""
+    if target == "labels":
+        return torch.zeros(1, names).expand(samples, names)
+    return torch.zeros(1, dtype=torch.long if target == "classes" else torch.get_default_dtype()).expand(samples)

@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from equipoise.errors import EquipoiseError
-from equipoise.grammar import Mistakes, did_you_mean, join_words
+from equipoise.grammar import Mistakes, did_you_mean, fit_to_type, join_words
+from equipoise.losses import Target
 
 MOST_LEVELS = 200  # a text column with more different values is hardly a category
 Kind = Literal["number", "text", "empty"]  # what a column holds
@@ -34,9 +35,14 @@ FEW_LEVELS = 5  # a text column with no more different values may have numbers a
 class Schema:
     """What the clients of a table agree on."""
 
-    label: str  # the label column
-    classes: tuple[str, ...]  # the names of the classes
+    label: str  # the label column; the target columns, separated by commas, where no classes are predicted
+    classes: tuple[str, ...]  # the names of the classes; otherwise the target columns
     columns: Mapping[str, tuple[str, ...] | None]  # the levels of a text column; None for a number
+    target: Target = "classes"  # what is to be predicted
+    centre: float = 0.0  # of a number to predict, which is standardised: `(number - centre) / spread`
+    spread: float = 0.0  # 0: not known yet
+    group: str = ""  # the column that puts rows into groups; empty: none does
+    groups: tuple[str, ...] = ()  # the names of the groups
 
     @property
     def width(self) -> int:
@@ -46,7 +52,12 @@ class Schema:
     def as_json(self) -> dict[str, object]:
         """The schema as JSON values, as `schema.json` holds it."""
         columns = {name: "number" if levels is None else list(levels) for name, levels in self.columns.items()}
-        return {"label": self.label, "classes": list(self.classes), "columns": columns}
+        found: dict[str, object] = {"label": self.label, "classes": list(self.classes), "columns": columns}
+        if self.target != "classes":
+            found["target"] = self.target
+        if self.group:
+            found["group"] = {"column": self.group, "names": list(self.groups)}
+        return found | ({"centre": self.centre, "spread": self.spread} if self.target == "number" else {})
 
     @classmethod
     def from_json(cls, found: Any) -> Schema:
@@ -54,7 +65,16 @@ class Schema:
         columns = {
             str(name): None if kind == "number" else tuple(map(str, kind)) for name, kind in found["columns"].items()
         }
-        return cls(str(found["label"]), tuple(map(str, found["classes"])), columns)
+        target = fit_to_type(found.get("target", "classes"), Target, "target")
+        scale = (float(found["centre"]), float(found["spread"])) if target == "number" else (0.0, 0.0)
+        marks = found.get("group", {"column": "", "names": []})
+        named = str(marks["column"]), tuple(map(str, marks["names"]))
+        return cls(str(found["label"]), tuple(map(str, found["classes"])), columns, target, *scale, *named)  # type: ignore[arg-type]
+
+    @property
+    def targets(self) -> tuple[str, ...]:
+        """The columns that are to be predicted."""
+        return (self.label,) if self.target == "classes" else self.classes
 
     @classmethod
     def read(cls, path: Path) -> Schema:
@@ -98,18 +118,20 @@ class Rows:
 
 
 # --------------------------------------------------------------------------- what the columns hold
-def infer_schema(clients: Sequence[Rows], label: str, classes: Sequence[str], apart: Collection[str]) -> Schema:
+def infer_schema(
+    clients: Sequence[Rows], targets: Sequence[str], classes: Sequence[str], apart: Collection[str]
+) -> Schema:
     """The schema of clients' tables, without the columns that stand `apart` (the client's name and the like)."""
-    names = [n for n in clients[0].table.column_names if n != label and n not in apart]
+    names = [n for n in clients[0].table.column_names if n not in targets and n not in apart]
     for rows in clients:
-        for extra in set(rows.table.column_names) - {*names, label, *apart}:
+        for extra in set(rows.table.column_names) - {*names, *targets, *apart}:
             raise EquipoiseError(
                 f"Column `{extra}` is at {rows}, but not at {clients[0]}. Give all clients the same columns, or leave it out "
                 f"with --ignore {extra}."
             )
     if not names:
-        raise EquipoiseError(f"{clients[0]} has no column beside the label: nothing to learn from.")
-    return Schema(label, tuple(classes), {name: _levels(clients, name) for name in names})
+        raise EquipoiseError(f"{clients[0]} has no column beside what is to be predicted: nothing to learn from.")
+    return Schema(", ".join(targets), tuple(classes), {name: _levels(clients, name) for name in names})
 
 
 def _levels(clients: Sequence[Rows], name: str) -> tuple[str, ...] | None:
@@ -145,19 +167,19 @@ def refuse_many_levels(count: int, name: str, where: str) -> None:
 def _show_text(rows: Rows, name: str) -> str:
     """The first value of a column that is no number, and where it stands."""
     values = rows.column(name).to_pylist()
-    row = next(i for i, value in enumerate(values) if value is not None and _parsed(value) is None)
+    row = next(i for i, value in enumerate(values) if value is not None and read_number(value) is None)
     return f"{values[row]!r} in {rows.name_row(row)}"
 
 
 def _mostly_numbers(texts: Collection[str]) -> bool:
-    return sum(_parsed(text) is not None for text in texts) > len(texts) / 2
+    return sum(read_number(text) is not None for text in texts) > len(texts) / 2
 
 
 def note_odd_texts(schema: Schema) -> list[str]:
     """Notes on columns of numbers that are taken for text, because some values are no numbers."""
     return [
         f"Column `{name}` is taken for text, with a feature per value, because of "
-        f"{join_words([repr(level) for level in levels if _parsed(level) is None])}. Write such values as `?`, and it "
+        f"{join_words([repr(level) for level in levels if read_number(level) is None])}. Write such values as `?`, and it "
         "holds numbers."
         for name, levels in schema.columns.items()
         if levels is not None and len(levels) > FEW_LEVELS and _mostly_numbers(levels)
@@ -166,7 +188,7 @@ def note_odd_texts(schema: Schema) -> list[str]:
 
 def find_fraction(labels: Sequence[object]) -> object | None:
     """The first of these labels that is not a whole number, if all are numbers."""
-    numbers = [_parsed(label) for label in labels]
+    numbers = [read_number(label) for label in labels]
     if None in numbers:
         return None
     return next((label for label, n in zip(labels, numbers, strict=True) if n is not None and n % 1 != 0), None)
@@ -197,10 +219,11 @@ def find_kind(rows: Rows, name: str) -> Kind:
 
 def list_texts(column: pa.ChunkedArray) -> list[object]:
     """The different values of a column that cannot be read as numbers."""
-    return [value for value in pc.unique(column).to_pylist() if value is not None and _parsed(value) is None]
+    return [value for value in pc.unique(column).to_pylist() if value is not None and read_number(value) is None]
 
 
-def _parsed(value: object) -> float | None:
+def read_number(value: object) -> float | None:
+    """A value of a table as a number; None if it is none."""
     try:
         return float(str(value)) if not isinstance(value, bool) else float(value)
     except ValueError:
@@ -249,7 +272,7 @@ def _number(rows: Rows, name: str, train: np.ndarray) -> np.ndarray:
 def _finite(value: object, name: str, rows: Rows) -> float:
     if value is None:
         return np.nan
-    number = _parsed(value)
+    number = read_number(value)
     if number is None:
         raise EquipoiseError(f"Column `{name}` is a number in the schema. Found {value!r} at {rows}.")
     if np.isinf(number):
@@ -280,7 +303,7 @@ def list_misfits(rows: Rows, schema: Schema) -> list[str]:
     """Everything in which rows do not fit a schema, in words: columns that are missing, and text in place of numbers."""
     mistakes = Mistakes()
     there = rows.table.column_names
-    unused = [name for name in there if name not in schema.columns and name != schema.label]
+    unused = [name for name in there if name not in schema.columns and name not in schema.targets]
     for name, levels in schema.columns.items():
         with mistakes.noted():
             if name not in there:
@@ -323,6 +346,15 @@ def compare_schemas(schemas: Mapping[str, Schema]) -> list[str]:
         found.append(
             f"The classes are {join_words(list(one.classes), 12)} at `{here}` and {join_words(list(other.classes), 12)} at "
             f"`{there}`."
+        )
+    if (one.group, one.groups) != (other.group, other.groups):
+        told = (f"`{s.group}` ({join_words(list(s.groups), 12)})" if s.group else "not marked" for s in (one, other))
+        found.append(f"Groups are {next(told)} at `{here}` and {next(told)} at `{there}`. Give all sites one schema.")
+    scales = [(schema.centre, schema.spread) for schema in (one, other)]
+    if one.target == other.target == "number" and scales[0] != scales[1]:
+        found.append(
+            f"`{one.label}` is standardised by {scales[0]} at `{here}` and by {scales[1]} at `{there}`. Give all sites one "
+            "schema."
         )
     for name in dict.fromkeys((*one.columns, *other.columns)):
         if name not in one.columns or name not in other.columns:

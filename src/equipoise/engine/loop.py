@@ -48,6 +48,8 @@ def begin_run(settings: Settings, runner: str = "") -> Run:
         buffers=settings.buffers,
         seed=settings.seed,
         device=settings.device,
+        loss=settings.loss,
+        metrics=settings.metrics,
     )
     return Run(
         settings=settings,

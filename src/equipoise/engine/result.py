@@ -9,6 +9,7 @@ from functools import cached_property
 from equipoise.convergence import Convergence, judge_convergence
 from equipoise.data import Federation
 from equipoise.engine.settings import Settings
+from equipoise.losses import SCORES
 from equipoise.method import Method
 from equipoise.metrics import Figures, figures
 from equipoise.rounds.evaluation import Score
@@ -51,8 +52,8 @@ class RoundRecord:
     lr: float | None = None  # the local learning rate of this round; None: an older version did not record it
 
     def find_worst_and_average(self) -> tuple[float, float] | None:
-        """The worst client's and the mean test accuracy; None if the round was not evaluated."""
-        values = [s.value for s in self.scores if s.metric == "accuracy" and s.split == "test"]
+        """The worst client's and the mean test score; None if the round was not evaluated."""
+        values = [s.value for s in self.scores if s.metric in SCORES and s.split == "test"]
         found = figures(values)
         return (found.min, found.avg) if values else None
 
@@ -60,11 +61,11 @@ class RoundRecord:
 def judge_records(records: Sequence[RoundRecord]) -> Convergence:
     """Whether a run with these records has converged: see `convergence.py`.
 
-    AVG and MIN are over domains, of the accuracy on validation data, or on test data where there are none of those.
+    AVG and MIN are over domains, of the score on validation data, or on test data where there are none of those.
     """
     curves: dict[str, dict[int, float]] = {"AVG": {}, "MIN": {}}
     for record in records:
-        scores = [score for score in record.scores if score.metric == "accuracy"]
+        scores = [score for score in record.scores if score.metric in SCORES]
         held = [score for score in scores if score.split == "validation"]
         means = _average_by_domain(held or [score for score in scores if score.split == "test"])
         if means:
@@ -94,7 +95,7 @@ class Run:
     states: Mapping[int, ClientState]  # what the clients keep
     rounds: tuple[RoundRecord, ...]  # one record per round
     runner: str  # the name of the runner
-    scored: str  # which model `accuracy` belongs to, in words
+    scored: str  # which model the score belongs to, in words
     warnings: tuple[str, ...] = ()  # one of each kind
     seconds: float = 0.0  # that the run took
     stopped: str = ""  # why it ended before its last round, if it did
@@ -119,13 +120,17 @@ class Run:
         """The scores of the last round."""
         return self.rounds[-1].scores
 
-    def values(self, metric: str = "accuracy", split: str = "test") -> dict[str, float]:
-        """The final value of a metric for each client, by name."""
-        return {s.client: s.value for s in self.scores if s.metric == metric and s.split == split}
+    def values(self, metric: str | None = None, split: str = "test") -> dict[str, float]:
+        """The final value of a metric for each client, by name; by default of the loss's score, such as accuracy."""
+        return {s.client: s.value for s in self._pick_scores(metric, split)}
 
-    def by_domain(self, metric: str = "accuracy", split: str = "test") -> dict[str, float]:
+    def by_domain(self, metric: str | None = None, split: str = "test") -> dict[str, float]:
         """The final value of a metric for each domain: the mean over its clients."""
-        return _average_by_domain([s for s in self.scores if s.metric == metric and s.split == split])
+        return _average_by_domain(self._pick_scores(metric, split))
+
+    def _pick_scores(self, metric: str | None, split: str) -> list[Score]:
+        wanted = metric or self.settings.loss.score
+        return [s for s in self.scores if s.metric == wanted and s.split == split]
 
     @cached_property
     def convergence(self) -> Convergence:
@@ -133,7 +138,7 @@ class Run:
         return judge_records(self.rounds)
 
     def figures(self, by: str = "client") -> Figures:
-        """AVG, STD, MIN and other fairness figures of the final test accuracy, over clients or over domains."""
+        """AVG, STD, MIN and other fairness figures of the final test score, over clients or over domains."""
         if by not in ("client", "domain"):
             raise EquipoiseError(
                 f"Figures are over each client or each domain. Found by={by!r}: say 'client' or 'domain'."

@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -19,14 +19,16 @@ from equipoise.engine.checks import SIMULATION_CHECKS, Checks
 from equipoise.engine.guard import Guard
 from equipoise.engine.runners import RunnerName
 from equipoise.errors import EquipoiseError
-from equipoise.grammar import require
+from equipoise.grammar import fit_to_type, require
+from equipoise.losses import CROSS_ENTROPY, Loss, parse_loss
 from equipoise.method import Method
 from equipoise.method.plugins import hash_own_code
 from equipoise.method.registry import adapt_to_data, describe
 from equipoise.methods import parse
+from equipoise.metrics import METRICS
 from equipoise.models.own import hash_model_file, hide_folder
 from equipoise.schedules import Rate, parse_schedule
-from equipoise.task import BufferPolicy, ModelSource
+from equipoise.task import BufferPolicy, ModelSource, check_loss
 from equipoise.training import Training, has_momentum
 
 
@@ -52,6 +54,8 @@ class Settings:
     limits: Mapping[str, object] | None = None  # how long the server of a real federation waits, for the manifest
     train_scores: bool = True  # score the training data, too, whenever the model is evaluated
     until_flat: bool = False  # end the run when it has converged; `rounds` is then a limit
+    loss: Loss = CROSS_ENTROPY  # what clients minimise
+    metrics: tuple[str, ...] = ()  # recorded beside the score and the loss
 
     @classmethod
     def of(
@@ -75,6 +79,8 @@ class Settings:
         train_scores: bool = True,
         until_flat: bool = False,
         hold_out: HoldOut = 0,
+        loss: Loss | str | None = None,
+        metrics: Sequence[str] = (),
     ) -> Settings:
         """The settings of a run. What is not given comes from the federation's protocol, or from the parameters that a
         method has for a data set of the library."""
@@ -88,6 +94,9 @@ class Settings:
         options = {"rounds": total, "participation": share, "eval_every": eval_every, "device": device}
         for name, value in options.items():
             check_option(name, value)
+        wanted = protocol.loss if loss is None else loss
+        minimised = parse_loss(wanted) if isinstance(wanted, str) else wanted
+        check_loss(chosen, data, minimised)
         found = cls(
             method=chosen,
             federation=data,
@@ -112,6 +121,8 @@ class Settings:
             limits=limits,
             train_scores=train_scores,
             until_flat=until_flat,
+            loss=minimised,
+            metrics=check_metrics(metrics, minimised),
         )
         chosen.select.check(found.cohort, len(data))
         for rate in found.rates:
@@ -180,6 +191,9 @@ class Settings:
                 "notes": list(data.notes),
                 "sample": {"shape": list(data.x.shape[1:]), "dtype": str(data.x.dtype).removeprefix("torch.")},
                 "preparation": data.preparation.describe(),
+                **({"groups": {"name": data.groups.name, "names": list(data.groups.names)}} if data.groups else {}),
+                **({"target": data.target} if data.target != "classes" else {}),
+                **({"centre": data.centre, "spread": data.spread} if data.target == "number" else {}),
             },
             "model": self.model_name,
             "training": self.training.describe(),
@@ -196,6 +210,8 @@ class Settings:
             **({} if self.training.rate.is_constant else {"rates": self.training.rate.tabulate(self.rounds)}),
             **({} if self.train_scores else {"train_scores": False}),
             **({"until_flat": True} if self.until_flat else {}),
+            **({} if self.loss == CROSS_ENTROPY else {"loss": str(self.loss), "score": self.loss.score}),
+            **({"metrics": list(self.metrics)} if self.metrics else {}),
         }
         return json.loads(json.dumps(found, default=str))
 
@@ -223,6 +239,16 @@ def _describe_unseen(client: Client) -> dict[str, object]:
     return {"name": client.name, "domain": client.domain, "scored": len(find_scored(client))}
 
 
+def check_metrics(names: Sequence[str], loss: Loss) -> tuple[str, ...]:
+    """The metrics that a run is to record beside its score and its loss. One that does not exist is an error."""
+    found = tuple(str(fit_to_type(name, Literal[tuple(METRICS)], "metrics")) for name in names)
+    if found and loss.target == "number":
+        raise EquipoiseError(
+            f"Metric `{found[0]}` is for classes. With loss `{loss}` runs record r2, mae and mse: leave metrics out."
+        )
+    return found
+
+
 def check_option(name: str, value: object) -> None:
     """Refuse a value that no run can have for this option."""
     match name, value:
@@ -232,6 +258,8 @@ def check_option(name: str, value: object) -> None:
             require(0 < value <= 1, name, "above 0 and at most 1", value)
         case "device", str():
             _check_device(value)
+        case "loss", str():
+            parse_loss(value)
         case "rounds" | "eval_every" | "participation" | "device", None:  # the protocol's own
             pass
         case "rounds" | "eval_every" | "participation" | "device", _:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from equipoise.data import Federation
@@ -16,6 +16,7 @@ from equipoise.engine.loop import begin_run, proceed
 from equipoise.engine.result import RoundRecord, Run
 from equipoise.engine.runners import RunnerName, choose_runner, count_cores, open_runner
 from equipoise.engine.settings import Settings
+from equipoise.losses import Loss
 from equipoise.method import Method
 from equipoise.task import BufferPolicy, ModelSource
 from equipoise.training import Training
@@ -41,6 +42,8 @@ def run(
     train_scores: bool = True,
     until_flat: bool = False,
     hold_out: HoldOut = 0,
+    loss: Loss | str | None = None,
+    metrics: Sequence[str] = (),
     checkpoint: Checkpoints | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
 ) -> Run:
@@ -66,6 +69,8 @@ def run(
         train_scores: whether the training data are scored, too, whenever the model is evaluated.
         until_flat: end the run when it has converged, by the rule of `docs/convergence.md`; `rounds` is then a limit.
         hold_out: clients that never train and are only scored: how many, or names of clients or domains.
+        loss: what clients minimise: text such as `"huber(delta=1)"`, or a value of `equipoise.losses`.
+        metrics: recorded beside the score and the loss: `precision`, `recall`, `f1`, `auc`, `pr_auc`.
         checkpoint: where checkpoints go, from which an interrupted run can go on: see `docs/reliability.md`.
         on_round: called with the record of every round, also of rounds before the checkpoint from which a run goes on.
 
@@ -76,7 +81,7 @@ def run(
     settings = Settings.of(
         method, federation, model=model, rounds=rounds, seed=seed, participation=participation, training=training,
         buffers=buffers, runner=runner, device=device, eval_every=eval_every, threads=threads, checks=checks, guard=guard,
-        train_scores=train_scores, until_flat=until_flat, hold_out=hold_out,
+        train_scores=train_scores, until_flat=until_flat, hold_out=hold_out, loss=loss, metrics=metrics,
     )  # fmt: skip
     tell = None if on_round is None else lambda record, _: on_round(record)
     return simulate(prepare_simulation(settings), checkpoint=checkpoint, on_round=tell, on_earlier=on_round)

@@ -40,6 +40,8 @@ class Plan:
     training: Mapping[str, object] = field(default_factory=dict)  # settings that differ from the protocol's, by name
     buffers: BufferPolicy = "average"
     eval_every: int = 1
+    loss: str = ""  # what sites minimise; empty: what their data ask for
+    metrics: str = ""  # recorded beside the score and the loss, separated by commas
     min_sites: int | None = None
     round_timeout: float = 600.0
     start_timeout: float = 600.0
@@ -58,6 +60,8 @@ class Plan:
         require(enough, "min_sites", f"from 1 to {self.sites}", self.min_sites)
         for name in ("rounds", "participation", "eval_every"):
             check_option(name, getattr(self, name))
+        if self.loss:
+            check_option("loss", self.loss)
         for name in ("round_timeout", "start_timeout", "patience"):
             require(getattr(self, name) > 0, name, "above 0", getattr(self, name))
         refuse_unprotected(self.chosen, self.protection)

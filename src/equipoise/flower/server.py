@@ -20,6 +20,7 @@ from equipoise.engine.settings import Settings
 from equipoise.errors import EquipoiseError
 from equipoise.flower.desk import FlowerDesk
 from equipoise.flower.plan import Plan
+from equipoise.grammar import split_list
 from equipoise.runs.writing import Recorder
 from equipoise.types import Server
 
@@ -158,6 +159,8 @@ def settle(plan: Plan, desk: FlowerDesk, on_note: Callable[[str], None] | None =
         buffers=plan.buffers,
         eval_every=plan.eval_every,
         hold_out=plan.hold_out,
+        loss=plan.loss or None,
+        metrics=split_list(plan.metrics),
         checks=asked,
         guard=DEPLOYMENT_GUARD if plan.guard else None,
         limits={"round_timeout": plan.round_timeout, "start_timeout": plan.start_timeout, "min_sites": plan.min_sites},

@@ -18,6 +18,9 @@ from equipoise.engine.site_states import load_state, place_states, store_states
 from equipoise.engine.states import flatten, nest
 from equipoise.flower import wire
 from equipoise.flower.plan import Plan
+from equipoise.grammar import split_list
+from equipoise.groups import WITHHELD
+from equipoise.losses import parse_loss
 from equipoise.roles import Phase
 from equipoise.rounds.client import client_round
 from equipoise.rounds.evaluation import SCORED, evaluate, evaluate_unseen, list_models_at_home
@@ -80,7 +83,8 @@ def _site(plan: Plan, data: Federation | None, schema: str | Path | None, contex
         name = str(node.get("site", context.node_id))
         path, agreed = str(node["data"]), node.get("schema", schema)
         size, label, ignore = node.get("image-size"), node.get("label"), str(node.get("ignore", ""))
-        options = (None if size is None else int(size), None if label is None else str(label), ignore)
+        more = str(node.get("target", "")), None if "group" not in node else str(node["group"])
+        options = (None if size is None else int(size), None if label is None else str(label), ignore, *more)
         federation = _own(path, name, None if agreed is None else str(agreed), *options)
         return Site(_ready(plan, federation), _ready(plan, federation).clients[0])
     if data is None and not plan.data:
@@ -102,9 +106,21 @@ def _named(text: str) -> Federation:
 
 
 @functools.lru_cache(maxsize=4)
-def _own(path: str, name: str, schema: str | None, size: int | None, label: str | None, ignore: str) -> Federation:
+def _own(
+    path: str,
+    name: str,
+    schema: str | None,
+    size: int | None,
+    label: str | None,
+    ignore: str,
+    target: str,
+    group: str | None,
+) -> Federation:
     left_out = tuple(column.strip() for column in ignore.split(",") if column.strip())
-    return own(path, site=name, schema=schema, image_size=size, label=label, ignore=left_out)
+    wanted = tuple(column.strip() for column in target.split(",") if column.strip())
+    return own(
+        path, site=name, schema=schema, image_size=size, label=label, ignore=left_out, target=wanted, group=group
+    )
 
 
 def _ready(plan: Plan, federation: Federation) -> Federation:
@@ -119,8 +135,9 @@ def _task(plan: Plan, site: Site, message: Message) -> tuple[Task, Federation, i
     federation = seat_site(site.federation, site.client, number, sites)
     training = plan.trained_as(federation.protocol.training)
     task = Task.build(
-        plan.chosen, federation, model=plan.model, training=training, buffers=plan.buffers, seed=plan.seed
-    )
+        plan.chosen, federation, model=plan.model, training=training, buffers=plan.buffers, seed=plan.seed,
+        loss=parse_loss(plan.loss or federation.protocol.loss), metrics=tuple(split_list(plan.metrics)),
+    )  # fmt: skip
     return task, federation, number
 
 
@@ -164,7 +181,7 @@ def _score(plan: Plan, site: Site, message: Message, context: Context) -> Record
         scores = evaluate_unseen(plan.chosen, task, server, {}, federation, [site.client])
     else:
         models = list_models_at_home(plan.chosen, task)
-        scores = evaluate(plan.chosen, task, server, states, federation, SCORED, models, [number])
+        scores = evaluate(plan.chosen, task, server, states, federation, SCORED, models, [number], WITHHELD)
     by_split: dict[str, dict[str, float]] = {}
     for score in scores:
         by_split.setdefault(score.split, {})[score.metric] = score.value

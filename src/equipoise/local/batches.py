@@ -78,8 +78,9 @@ class Group(NamedTuple):
     rows: slice | Integers  # their rows among the clients that still train
     batch: Integers  # [rows, batch], positions of the samples in the pool; -1 for padding
     x: Tensor  # [rows, batch, ...], prepared samples
-    y: Tensor  # [rows, batch], labels
+    y: Tensor  # [rows, batch], targets; [rows, batch, labels] with several labels
     keep: Tensor | None  # [rows, batch], 1 for real samples and 0 for padding; None when there is no padding
+    sample_groups: Tensor | None  # [rows, batch], the groups of the samples; None if they have none
     frozen: Tensors  # [rows, batch, width] each: features by fixed models (`Term.frozen`); empty if not computed ahead
 
 
@@ -100,7 +101,7 @@ def group_clients(sizes: Integers, apart: bool) -> list[tuple[slice | Integers, 
 def gather_samples(
     task: Task, rows: slice | Integers, index: Integers, padded: bool, draws: Tensor | None, frozen: Tensors
 ) -> Group:
-    """Fetch the prepared samples and the labels of stacked batches `index [rows, batch]`.
+    """Fetch the prepared samples and the targets of stacked batches `index [rows, batch]`.
 
     Padding is filled with the sample at position 0. `draws [rows, batch, draws]` are the random numbers of the
     augmentation; None: there is none.
@@ -109,9 +110,12 @@ def gather_samples(
     flat = torch.from_numpy((index.clip(min=0) if padded else index).flatten()).to(task.device)
     x, y = data.x.index_select(0, flat), data.y.index_select(0, flat)  # in half the time of `data.x[flat]`
     x = data.preparation.evaluation(x) if draws is None else data.preparation.training(x, draws.flatten(0, 1))
+    marks = None if data.groups is None else data.groups.of.index_select(0, flat).view(index.shape)
     kind = x.dtype if x.is_floating_point() else torch.get_default_dtype()  # samples may be integer tokens
     keep = torch.from_numpy(index >= 0).to(task.device, kind) if padded else None
-    return Group(rows, index, x.view(*index.shape, *x.shape[1:]), y.view(index.shape), keep, frozen)
+    return Group(
+        rows, index, x.view(*index.shape, *x.shape[1:]), y.view(*index.shape, *y.shape[1:]), keep, marks, frozen
+    )
 
 
 def draw_augmentation(

@@ -1,4 +1,4 @@
-"""The local objective, which a client minimises: cross-entropy, changed by the terms of the method."""
+"""The local objective, which a client minimises: the loss of the task, changed by the terms of the method."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise.errors import EquipoiseError
@@ -54,9 +53,9 @@ class StepTime(NamedTuple):
 def build_objective(
     task: Task, terms: Sequence[Term], start: Start, time: StepTime
 ) -> Callable[..., tuple[Tensor, Tensor]]:
-    """A function that computes the local loss of one client on one batch, from the cross-entropies and model outputs.
+    """A function that computes the local loss of one client on one batch, from its samples' losses and model outputs.
 
-    It returns two scalars: the loss to differentiate, and the mean cross-entropy without the terms (the base loss).
+    It returns two scalars: the loss to differentiate, and the mean loss without the terms (the base loss).
     """
 
     def objective(
@@ -66,6 +65,7 @@ def build_objective(
         x: Tensor,
         y: Tensor,
         keep: Tensor | None,
+        sample_groups: Tensor | None,
         frozen: Tensors,
         own_params: Tensors,
         own_buffers: Tensors,
@@ -79,7 +79,7 @@ def build_objective(
                     name: task.apply(model.params, model.buffers, x).features
                     for name, model in collect_frozen_models(terms, received, states).items()
                 }
-        local = Local(out, x, y, keep, params, received, states, *time, frozen)
+        local = Local(out, x, y, keep, params, received, states, *time, frozen, task.loss, sample_groups)
         base = local.mean(losses.detach())
         for term in terms:
             losses = term.base(losses, local)
@@ -95,18 +95,12 @@ def build_objective(
     return objective
 
 
-def cross_entropy(out: Outputs, y: Tensor) -> Tensor:
-    """The cross-entropies `[m, batch]` of stacked batches. It is not vectorised with `vmap`, which is several times
-    slower here."""
-    return F.cross_entropy(out.logits.flatten(0, 1), y.flatten(), reduction="none").view(y.shape)
-
-
 def build_losses(
     task: Task, terms: Sequence[Term], start: Start, time: StepTime, mode: Mode, count: int
 ) -> Callable[..., tuple[Tensor, Tensor, Tensors]]:
     """A function that computes the local losses of m = `count` stacked clients, on one batch each.
 
-    It returns the losses to differentiate `[m]`, the mean cross-entropies without the terms `[m]` (the base losses),
+    It returns the losses to differentiate `[m]`, the mean losses without the terms `[m]` (the base losses),
     and the next buffers.
     """
     objective = build_objective(task, terms, start, time)
@@ -116,7 +110,7 @@ def build_losses(
     ) -> tuple[Tensor, Tensor, Tensors]:
         stored, images = store_by_pixel(params, x) if count == 1 else (params, x)
         out, buffers = task.forward(stored, buffers, images, mode, noise)
-        losses = F.cross_entropy(out.logits, y, reduction="none")
+        losses = task.loss(out.logits, y)
         return *objective(losses, out, params, x, y, *rest), buffers
 
     def together(
@@ -125,7 +119,7 @@ def build_losses(
         """For models that have a forward pass of their own for stacked weights: only the terms are vectorised."""
         assert task.stacked is not None
         out = task.stacked(params, x)
-        losses = cross_entropy(out, y)
+        losses = task.loss(out.logits, y)  # not vectorised with `vmap`, which is several times slower here
         if terms:
             return *for_each(objective, count)(losses, out, params, x, y, keep, *rest), buffers
         means = losses.mean(1) if keep is None else (losses * keep).sum(1) / keep.sum(1)

@@ -16,7 +16,6 @@ from equipoise.local.objective import (
     StepTime,
     build_losses,
     build_objective,
-    cross_entropy,
     is_overridden,
     select_scaling,
     sum_forces,
@@ -97,16 +96,17 @@ class FactoredSteps:
         return [loss]
 
     def _known(self, out: Outputs, group: Group) -> tuple[Tensor, OutputGradient]:
-        """The mean cross-entropies `[m]`, and their gradient with respect to the logits, times the terms' factors.
+        """The mean losses `[m]`, and their gradient with respect to the outputs, times the terms' factors.
 
         The formula of this gradient is known, so that autograd is not needed.
         """
-        y, keep = group.y.unsqueeze(2), group.keep
-        logarithms = torch.log_softmax(out.logits, 2)
-        picked = logarithms.gather(2, y)
-        share = 1 / y.shape[1] if keep is None else (keep / keep.sum(1, keepdim=True)).unsqueeze(2)
-        loss = -(picked.mean((1, 2)) if keep is None else (picked * share).sum((1, 2)))
-        delta = logarithms.exp_().scatter_add_(2, y, torch.full_like(picked, -1.0)).mul_(share)
+        keep = group.keep
+        losses, delta = self.task.loss.differentiate(out.logits, group.y)
+        if keep is None:
+            loss, delta = losses.mean(1), delta.mul_(1 / losses.shape[1])
+        else:
+            share = keep / keep.sum(1, keepdim=True)
+            loss, delta = (losses * share).sum(1), delta.mul_(share.unsqueeze(2))
         if self.scaling:
             delta *= self._factor(loss).view(-1, 1, 1)
         return loss, OutputGradient(delta)
@@ -130,7 +130,15 @@ class FactoredSteps:
         out, params = tree_map(lambda tensor: tensor.detach().requires_grad_(), (out, self.stack.values))
         objective = build_objective(self.task, self.terms, self.start, self.time._replace(done=step))
         total, loss = for_each(objective, len(group.x))(
-            cross_entropy(out, group.y), out, params, group.x, group.y, group.keep, group.frozen, *self.stack.mine
+            self.task.loss(out.logits, group.y),
+            out,
+            params,
+            group.x,
+            group.y,
+            group.keep,
+            group.sample_groups,
+            group.frozen,
+            *self.stack.mine,
         )
         inputs = {"logits": out.logits, "features": out.features, **out.extra, **params}
         gradients = torch.autograd.grad(total.sum(), list(inputs.values()), allow_unused=True)
@@ -217,6 +225,7 @@ class AutogradSteps:
                 group.x,
                 group.y,
                 group.keep,
+                group.sample_groups,
                 group.frozen,
                 *pick(at_work, group.rows),
             )

@@ -39,7 +39,9 @@ SOURCES = {
     "shared weight": "a weight from the server: add `eagle`, whose `share` sends it",
     "decoupled features": "F2DC's modules: add `f2dc_modules`",
 }
-FROM_OUTSIDE = frozenset({"feature map", "validation"})  # needs that the model or the data must meet, not a part
+# Needs that the model, the data or the loss must meet, not a part. "classes" are targets that are classes, "class
+# outputs" one output of the model for each of them, "groups" marks that put samples into groups.
+FROM_OUTSIDE = frozenset({"feature map", "validation", "classes", "class outputs", "groups"})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from equipoise.methods.afl import afl
 from equipoise.methods.ditto import ditto
 from equipoise.methods.eagle import eagle
 from equipoise.methods.f2dc import daa, f2dc, f2dc_modules
+from equipoise.methods.fairfed import fairfed
 from equipoise.methods.fdse import fdse
 from equipoise.methods.fedavg import fedavg, fedsgd
 from equipoise.methods.fedavgm import fedavgm
@@ -13,6 +14,7 @@ from equipoise.methods.fedbn import fedbn
 from equipoise.methods.feddg_ga import feddg_ga
 from equipoise.methods.feddyn import feddyn
 from equipoise.methods.fedequilibria import fedequilibria
+from equipoise.methods.fedfb import fedfb
 from equipoise.methods.fedfe import fedfe
 from equipoise.methods.fedfv import fedfv
 from equipoise.methods.fedheal import fedheal
@@ -49,6 +51,7 @@ __all__ = [
     "eagle",
     "f2dc",
     "f2dc_modules",
+    "fairfed",
     "fdse",
     "fedadagrad",
     "fedadam",
@@ -58,6 +61,7 @@ __all__ = [
     "feddg_ga",
     "feddyn",
     "fedequilibria",
+    "fedfb",
     "fedfe",
     "fedfv",
     "fedheal",

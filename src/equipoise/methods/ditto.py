@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from equipoise.method import (
@@ -109,7 +108,7 @@ class PersonalLoss(Term, needs=("personal copy",)):
 
     def loss(self, local: Local) -> Tensor:
         """The personal model's cross-entropies `[batch]`."""
-        return F.cross_entropy(local.out.extra[PERSONAL_LOGITS], local.y, reduction="none")
+        return local.loss(local.out.extra[PERSONAL_LOGITS], local.y)
 
     @property
     def pull(self) -> float:

@@ -138,7 +138,7 @@ class Decoupled(nn.Module):
 
 
 @dataclass(frozen=True)
-class Decoupling(Wrap, needs=("feature map",), gives=("decoupled features",)):
+class Decoupling(Wrap, needs=("feature map", "class outputs"), gives=("decoupled features",)):
     """Adds F2DC's modules after the chosen stages of a staged model."""
 
     layers: tuple[int, ...] = (-1,)  # positions of the stages

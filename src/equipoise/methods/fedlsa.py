@@ -32,7 +32,7 @@ def compactness(features: Tensor, anchors: Tensor, y: Tensor, tau: float) -> Ten
 
 
 @dataclass(frozen=True)
-class ToAnchor(Term, needs=("shared anchors", "features on the sphere")):
+class ToAnchor(Term, needs=("shared anchors", "features on the sphere", "class outputs")):
     """Adds `lam` times the cross-entropy of a feature's similarities with the anchors. The first round has no
     anchors."""
 

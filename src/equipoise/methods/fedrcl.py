@@ -43,7 +43,7 @@ def relaxed_contrast(
 
 
 @dataclass(frozen=True)
-class RelaxedContrast(Term):
+class RelaxedContrast(Term, needs=("classes",)):
     """Adds the two losses of relaxed contrast, averaged over the layers of the model."""
 
     tau: float  # temperature

@@ -71,7 +71,7 @@ class SemanticAnchors(
 
 
 @dataclass(frozen=True)
-class AnchorLosses(Term, needs=("shared anchors",)):
+class AnchorLosses(Term, needs=("shared anchors", "class outputs")):
     """Adds three losses: distance to the anchor of the class, a contrast of the anchors with a margin, and calibration.
 
     Calibration is the classifier's cross-entropy on the anchors. The margin is the larger of two mean distances between

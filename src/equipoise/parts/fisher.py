@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
 from equipoise import seeds
+from equipoise.losses import CROSS_ENTROPY, Loss
 from equipoise.models.pixels import store_by_pixel
 from equipoise.models.vectorising import refuse_fallbacks
 from equipoise.roles import Report
@@ -102,17 +103,21 @@ def _rule(layer: nn.Module) -> Rule | None:
     return rule
 
 
-def squared_gradient_sums(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> Tensors:
-    """For each parameter, the sum over samples of the squared gradient of the sample's cross-entropy."""
+def squared_gradient_sums(
+    model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor, loss: Loss = CROSS_ENTROPY
+) -> Tensors:
+    """For each parameter, the sum over samples of the squared gradient of the sample's loss."""
     holds = _TRIED.get(model)
     if holds is None:
-        holds, tells = rules_hold(model, params, buffers, x, y)
+        holds, tells = rules_hold(model, params, buffers, x, y, loss)
         if tells:
             _TRIED[model] = holds
-    return (_by_layers if holds else _by_samples)(model, params, buffers, x, y)
+    return (_by_layers if holds else _by_samples)(model, params, buffers, x, y, loss)
 
 
-def rules_hold(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> tuple[bool, bool]:
+def rules_hold(
+    model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor, loss: Loss = CROSS_ENTROPY
+) -> tuple[bool, bool]:
     """Whether the rules give the right result for this model; and whether the trial, on two of the samples, was
     conclusive.
 
@@ -123,10 +128,10 @@ def rules_hold(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y
     if any(_rule(layer) is None for layer in _layers(model).values()):
         return False, True
     try:
-        quick = _by_layers(model, params, buffers, x[:2], y[:2])
+        quick = _by_layers(model, params, buffers, x[:2], y[:2], loss)
     except (RuntimeError, IndexError, KeyError):
         return False, True
-    exact = _by_samples(model, params, buffers, x[:2], y[:2])
+    exact = _by_samples(model, params, buffers, x[:2], y[:2], loss)
     tells = len(x) > 1 and all(0 < float(value.sum()) < torch.inf for value in exact.values())
     same = all(torch.allclose(quick[n], exact[n], rtol=1e-3, atol=1e-5 * float(exact[n].max())) for n in params)
     return same, tells
@@ -136,7 +141,9 @@ def _layers(model: nn.Module) -> dict[str, nn.Module]:
     return {name: layer for name, layer in model.named_modules() if list(layer.parameters(recurse=False))}
 
 
-def _by_layers(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> Tensors:
+def _by_layers(
+    model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor, loss: Loss = CROSS_ENTROPY
+) -> Tensors:
     layers = _layers(model)
     seen: list[tuple[str, Tensor, Tensor]] = []  # layer, input, output
     stored, images = store_by_pixel(params, x)
@@ -145,9 +152,9 @@ def _by_layers(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y
         for name, layer in layers.items():
             hooks.enter_context(layer.register_forward_hook(lambda _, i, o, name=name: seen.append((name, i[0], o))))
         logits = functional_call(model, {**tracked, **buffers}, (images,)).logits
-        loss = F.cross_entropy(logits, y, reduction="sum")
+        total = loss(logits, y).sum()
         outputs = [output for _, _, output in seen]
-        gradients: tuple[Tensor | None, ...] = torch.autograd.grad(loss, outputs, allow_unused=True)
+        gradients: tuple[Tensor | None, ...] = torch.autograd.grad(total, outputs, allow_unused=True)
     sums = {name: torch.zeros_like(value) for name, value in params.items()}
     for (name, inputs, _), gradient in zip(seen, gradients, strict=True):
         if gradient is None:  # the loss does not depend on the layer
@@ -162,16 +169,18 @@ def _by_layers(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y
     return sums
 
 
-def _by_samples(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> Tensors:
-    def loss(params: Tensors, x: Tensor, y: Tensor) -> Tensor:
+def _by_samples(
+    model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor, loss: Loss = CROSS_ENTROPY
+) -> Tensors:
+    def of_one(params: Tensors, x: Tensor, y: Tensor) -> Tensor:
         logits = functional_call(model, {**params, **buffers}, (x[None],)).logits
-        return F.cross_entropy(logits, y[None])
+        return loss(logits, y[None]).sum()
 
     try:
         with refuse_fallbacks():
-            gradients: Tensors = vmap(grad(loss), in_dims=(None, 0, 0), chunk_size=32)(params, x, y)
+            gradients: Tensors = vmap(grad(of_one), in_dims=(None, 0, 0), chunk_size=32)(params, x, y)
     except (RuntimeError, UserWarning):  # a layer that `vmap` cannot compute, such as nn.GRU
-        ones = [_squared_mean_gradient(model, params, buffers, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
+        ones = [_squared_mean_gradient(model, params, buffers, x[i : i + 1], y[i : i + 1], loss) for i in range(len(x))]
         return {name: torch.stack([one[name] for one in ones]).sum(0) for name in params}
     return {name: value.square().sum(0) for name, value in gradients.items()}
 
@@ -195,17 +204,19 @@ class Fisher(Report, gives=("fisher",)):
         for part in torch.split(index, SAMPLES_AT_ONCE if self.fim == "sample" else self.batch):
             for x, y, _ in trained.chunks(Samples(part, None)):
                 if self.fim == "sample":
-                    total += trained.layout.join(squared_gradient_sums(*model, x, y))
+                    total += trained.layout.join(squared_gradient_sums(*model, x, y, trained.loss))
                 else:  # a batch counts by its size: the last one may be smaller
-                    total += len(y) * trained.layout.join(_squared_mean_gradient(*model, x, y))
+                    total += len(y) * trained.layout.join(_squared_mean_gradient(*model, x, y, trained.loss))
         return {"fisher": total / len(index)}
 
 
-def _squared_mean_gradient(model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> Tensors:
+def _squared_mean_gradient(
+    model: nn.Module, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor, loss: Loss
+) -> Tensors:
     tracked = {name: value.detach().requires_grad_() for name, value in params.items()}
     with torch.enable_grad():
         logits = functional_call(model, {**tracked, **buffers}, (x,)).logits
-        gradients = torch.autograd.grad(F.cross_entropy(logits, y), list(tracked.values()), allow_unused=True)
+        gradients = torch.autograd.grad(loss(logits, y).mean(), list(tracked.values()), allow_unused=True)
     zeros = (torch.zeros_like(value) for value in tracked.values())
     return {
         name: (zero if gradient is None else gradient).square()

@@ -31,7 +31,7 @@ def class_means(trained: Trained) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class ClassMeans(Report, gives=("prototypes", "prototype_counts")):
+class ClassMeans(Report, gives=("prototypes", "prototype_counts"), needs=("classes",)):
     """Reports `prototypes [C, F]`, the mean feature per class, and `prototype_counts [C]`, the samples behind them."""
 
     def __call__(self, trained: Trained) -> Tensors:

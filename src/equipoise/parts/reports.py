@@ -13,10 +13,10 @@ from equipoise.types import PERSONAL, Received, Samples, Tensors, Trained
 
 
 def mean_loss(trained: Trained, model: Received, samples: Samples) -> Tensor:
-    """The mean cross-entropy `[]` of a model on some samples, in eval mode."""
+    """The mean loss `[]` of a model on some samples, in eval mode."""
     total = torch.zeros(())
     for x, y, valid in trained.chunks(samples):
-        losses = F.cross_entropy(trained.apply(model.params, model.buffers, x).logits, y, reduction="none")
+        losses = trained.loss(trained.apply(model.params, model.buffers, x).logits, y)
         total = total + (losses if valid is None else losses * valid).sum()
     return total / samples.size
 
@@ -33,7 +33,7 @@ class SampleCount(Report, gives=("samples",)):
 
 @dataclass(frozen=True)
 class GlobalLoss(Report, gives=("loss",)):
-    """Reports `loss`, the mean cross-entropy of the received model on the training data."""
+    """Reports `loss`, the mean loss of the received model on the training data."""
 
     def __call__(self, trained: Trained) -> Tensors:
         return {"loss": mean_loss(trained, trained.received, trained.train)}
@@ -41,7 +41,7 @@ class GlobalLoss(Report, gives=("loss",)):
 
 @dataclass(frozen=True)
 class TrainedLoss(Report, gives=("loss_trained",)):
-    """Reports `loss_trained`, the mean cross-entropy of the trained model on the training data."""
+    """Reports `loss_trained`, the mean loss of the trained model on the training data."""
 
     def __call__(self, trained: Trained) -> Tensors:
         model = trained.received._replace(params=trained.params, buffers=trained.buffers)
@@ -92,7 +92,7 @@ class PersonalTensors(Report, gives=(PERSONAL,)):
 
 
 @dataclass(frozen=True)
-class ClassCounts(Report, gives=("class_counts",)):
+class ClassCounts(Report, gives=("class_counts",), needs=("classes",)):
     """Reports `class_counts [C]`, the number of training samples per class."""
 
     runs_model = False

@@ -191,7 +191,7 @@ def _conclude(
         trained = Trained(
             start.received(own_params, own_buffers, sent), params, buffers, states, states, train, validation, steps,
             loss, broadcast.round, training.lr, training.momentum, task.classes, task.layout, task.personal,
-            task.modules["eval"], task.chunks, task.apply, path,
+            task.modules["eval"], task.chunks, task.apply, path, task.loss, task.group_count, task.find_groups,
         )  # fmt: skip
         after = {term.key: _finished(term, trained) for term in method.terms} if trains else {}
         return trained._replace(next_states={**states, **{key: state for key, state in after.items() if state}})

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.data.federation import Client, Federation, Split, find_scored
+from equipoise.groups import Tally, name_counts
+from equipoise.losses import Loss
 from equipoise.method import Method
-from equipoise.metrics import UNSEEN, auc
+from equipoise.metrics import METRICS, UNSEEN, measure_errors
+from equipoise.parts.groups import POSITIVE
 from equipoise.parts.weights import shares
 from equipoise.roles import Scored
 from equipoise.rounds.client import BUFFERS, PRIVATE
@@ -18,6 +25,8 @@ from equipoise.rounds.server import weighted_mean
 from equipoise.task import Task
 from equipoise.types import PERSONAL, ClientState, PerClient, Server, Tensors
 
+Floats = NDArray[np.float64]
+Booleans = NDArray[np.bool_]
 SCORED: tuple[Split, ...] = ("test", "validation", "train")  # the data on which a run scores its model after a round
 
 # The names of the models that can be scored, in records and manifests.
@@ -33,14 +42,14 @@ WORDS: dict[Scored, str] = {
 class Score:
     """One score of one client.
 
-    The metrics `accuracy` and `loss` belong to the model that the method scores. Those of other models of the same run
-    have longer names, such as `accuracy of the averaged-personal model`.
+    The metrics `accuracy` (`explained`, where numbers are predicted) and `loss` belong to the model that the method
+    scores. Those of other models of the same run have longer names, such as `accuracy of the averaged-personal model`.
     """
 
     client: str  # its name
     domain: str  # the client's own name if it has no domain
     split: str  # `test`, `validation` or `train`; `unseen` for a client that is held out
-    metric: str  # `accuracy`, `loss`, `auc` ...
+    metric: str  # `accuracy` or `explained`, `loss`, `auc` ...
     value: float
     samples: int  # how many samples the value rests on
 
@@ -70,10 +79,12 @@ def evaluate(
     splits: Sequence[Split] = ("test",),
     models: Sequence[Scored] | None = None,
     clients: Sequence[int] | None = None,
+    fewest: int = 1,
 ) -> list[Score]:
     """The scores of every client, or of these, that has samples in a split; and of the clients that are held out.
 
-    `models` are the models to score, first the one that `accuracy` belongs to. Default: all that exist.
+    Where samples are in groups, the counts of `groups.Tally` are among them, of each group with at least `fewest`
+    samples at the client. `models` are the models to score, first the one that `accuracy` belongs to. Default: all that exist.
     """
     main, *others = models or _models(method, task)
     theta = server.theta if server.evaluated is None else server.evaluated
@@ -91,8 +102,11 @@ def evaluate(
             for (k, index), per_sample in zip(holders, scores, strict=True):
                 client = federation.clients[k]
                 domain = client.domain or client.name
-                for metric, value in _figures(per_sample, federation.y[index]).items():
-                    if not suffix or metric in ("accuracy", "loss"):
+                figures = _figures(task, per_sample, federation.y[index])
+                if federation.groups is not None and not suffix:
+                    figures |= name_counts(_tally(task, per_sample, index, fewest))
+                for metric, value in figures.items():
+                    if not suffix or metric in (task.loss.score, "loss"):
                         found.append(Score(client.name, domain, split, metric + suffix, value, len(index)))
     if clients is None:
         found += evaluate_unseen(method, task, server, states, federation, federation.unseen)
@@ -114,7 +128,7 @@ def evaluate_unseen(
     return [
         Score(client.name, client.domain or client.name, UNSEEN, metric, value, len(index))
         for client, (_, index), values in zip(clients, holders, scores, strict=True)
-        for metric, value in _figures(values, federation.y[index]).items()
+        for metric, value in _figures(task, values, federation.y[index]).items()
     ]
 
 
@@ -124,12 +138,55 @@ def choose_model_for_unseen(method: Method, task: Task) -> Scored:
     return "global" if "global" in _models(method, task) else "mean"
 
 
-def _figures(values: Mapping[str, Tensor], y: Tensor) -> dict[str, float]:
-    """One client's figures from the scores of its samples, `[n]` each: means, and the AUC if there are two classes."""
-    figures = {metric: float(value.double().mean()) for metric, value in values.items() if metric != "margin"}
-    if "margin" in values and len(y.unique()) == 2:  # the AUC needs samples of both classes
-        figures["auc"] = auc(values["margin"].double().cpu().numpy(), y.cpu().numpy())
-    return figures
+def _figures(task: Task, values: Mapping[str, Tensor], y: Tensor) -> dict[str, float]:
+    """One client's figures from the scores of its samples, `[n]` each, and the outputs for them, `[n, outputs]`.
+
+    They are means; errors, if numbers are predicted; the AUC, if there are two classes; and the metrics that the run
+    asks for. A figure that is not defined for this client is left out.
+    """
+    figures = {metric: float(value.double().mean()) for metric, value in values.items() if metric != "outputs"}
+    if "outputs" not in values:
+        return figures
+    outputs, y = values["outputs"], y.cpu()
+    if task.loss.target == "number":
+        answers = task.loss.decide(outputs).double().numpy()
+        return figures | measure_errors(answers, y.double().numpy(), task.federation.spread)
+    wanted = dict.fromkeys((*(["auc"] if task.has_two_classes else []), *task.metrics))
+    questions = _ask(task.loss, outputs, y, task.classes)
+    found = {name: METRICS[name](*questions) for name in wanted}
+    return figures | {name: value for name, value in found.items() if not math.isnan(value)}
+
+
+def _tally(task: Task, values: Mapping[str, Tensor], index: Tensor, fewest: int) -> Tally:
+    """The counts of one client's samples by group. A group of fewer than `fewest` samples counts none.
+
+    Where no classes are predicted, all samples count as not positive and as answered so: only losses and scores tell
+    groups apart.
+    """
+    marks = task.federation.groups
+    assert marks is not None
+    groups = len(marks.names)
+    mine, y = F.one_hot(marks.of.cpu()[index.cpu()], groups).double(), task.federation.y.cpu()[index.cpu()]
+    mine = mine * (mine.sum(0) >= fewest)
+    classes = task.loss.target == "classes"
+    truth, answer = (
+        F.one_hot((one == POSITIVE).long() if classes else torch.zeros(len(y), dtype=torch.long), 2).double()
+        for one in (y, task.loss.decide(values["outputs"]))
+    )
+    counts = torch.einsum("nz,nt,na->zta", mine, truth, answer)
+    losses = torch.einsum("nz,nt,n->zt", mine, truth, values["loss"].double())
+    return Tally(counts.numpy(), (mine.T @ values[task.loss.score].double()).numpy(), losses.numpy())
+
+
+def _ask(loss: Loss, outputs: Tensor, y: Tensor, classes: int) -> tuple[Floats, Booleans, Booleans]:
+    """The margins, the answers and the truth of each question, `[n, questions]` each, as `metrics.METRICS` takes them."""
+    margins, chosen = loss.measure_margins(outputs[:, :classes]).double().numpy(), loss.decide(outputs)
+    if loss.target == "labels":
+        return margins, chosen.bool().numpy(), y.bool().numpy()
+    if classes == 2:
+        return margins, (chosen[:, None] == 1).numpy(), (y[:, None] == 1).numpy()
+    said, true = (F.one_hot(value.clamp(max=classes), classes + 1)[:, :classes].bool().numpy() for value in (chosen, y))
+    return margins, said, true
 
 
 def _models(method: Method, task: Task) -> list[Scored]:

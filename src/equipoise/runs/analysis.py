@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from equipoise.engine.result import Run
+from equipoise.losses import CrossEntropy
 from equipoise.method import Method
 from equipoise.rounds.client import client_round
 from equipoise.rounds.evaluation import collect_tensors
@@ -57,10 +58,16 @@ def analyse_consistency(run: Run) -> dict[str, Any]:
     return {str(len(run.rounds)): count_directions(run.method, run.server)}
 
 
+def _refuse_without_class_outputs(run: Run, kind: str) -> None:
+    if not isinstance(run.task.loss, CrossEntropy):
+        raise EquipoiseError(f"`{kind}` needs one output of the model per class. Loss `{run.task.loss}` has another.")
+
+
 def analyse_features(run: Run) -> dict[str, Any]:
     """The singular values of the covariance of test samples' features, and the features in two dimensions (t-SNE)."""
     from sklearn.manifold import TSNE
 
+    _refuse_without_class_outputs(run, "features")
     positions, domains = _some_tests(run, SAMPLES)
     with torch.no_grad():
         found = _outputs(run, positions).features.double()
@@ -77,6 +84,7 @@ def analyse_saliency(run: Run) -> dict[str, Any]:
 
     Grad-CAM shows which places of the last feature map raise the logit of the sample's class.
     """
+    _refuse_without_class_outputs(run, "saliency")
     positions, domains = _some_tests(run, len(run.federation.domains))
     out = _outputs(run, positions)
     if out.map is None or not out.map.requires_grad:
@@ -97,6 +105,7 @@ def analyse_saliency(run: Run) -> dict[str, Any]:
 
 def analyse_separators(run: Run) -> dict[str, Any]:
     """Two-dimensional test samples, and points on the model's border between the first two classes."""
+    _refuse_without_class_outputs(run, "separators")
     if run.federation.input_shape != (2,):
         raise EquipoiseError(f"`separators` needs samples with two numbers. Found {run.federation.input_shape}.")
     positions, domains = _some_tests(run, SAMPLES)

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from equipoise.engine.result import RoundRecord, Run
 from equipoise.errors import EquipoiseError
+from equipoise.losses import SCORES
 from equipoise.metrics import figures
 
 
@@ -39,13 +40,13 @@ def open_view(name: str, run: Run, folder: Path) -> View:
 
 
 def list_scalars(record: RoundRecord) -> Iterator[tuple[str, float]]:
-    """The scores of every client in a round, by name, AVG, STD (ddof 0) and MIN of the test accuracy, and the local
+    """The scores of every client in a round, by name, AVG, STD (ddof 0) and MIN of the test score, and the local
     learning rate."""
     for score in record.scores:
         yield f"{score.split}/{score.metric}/{score.client}", score.value
-    accuracy = [s.value for s in record.scores if s.metric == "accuracy" and s.split == "test"]
-    if accuracy:
-        found = figures(accuracy)
+    values = [s.value for s in record.scores if s.metric in SCORES and s.split == "test"]
+    if values:
+        found = figures(values)
         yield from (("AVG", found.avg), ("STD", found.std), ("MIN", found.min))
     if record.lr is not None:
         yield "local learning rate", record.lr

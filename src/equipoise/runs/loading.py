@@ -14,7 +14,9 @@ from torch import Tensor
 
 from equipoise.data import Client, Federation, Preparation
 from equipoise.data.images import rebuild_preparation
+from equipoise.data.stand_in import zero_targets
 from equipoise.grammar import did_you_mean, join_words
+from equipoise.losses import check_target, parse_loss
 from equipoise.methods import parse
 from equipoise.models.own import find_file, hash_model_file
 from equipoise.runs.reading import read
@@ -35,7 +37,7 @@ class Loaded:
     own: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)  # client's name -> its own tensors
 
     def logits(self, x: Tensor, client: str | None = None) -> Tensor:
-        """The logits `[n, classes]` of raw samples `x [n, ...]`, by the shared model or by that of a client."""
+        """The outputs `[n, outputs]` for raw samples `x [n, ...]`, of the shared model or of that of a client."""
         shape = tuple(self.manifest["data"]["sample"]["shape"])
         if tuple(x.shape[1:]) != shape:
             raise EquipoiseError(f"Samples must be [n, {', '.join(map(str, shape))}]. Found {list(x.shape)}.")
@@ -50,11 +52,22 @@ class Loaded:
             for some in x.split(1024):
                 out = self.task.apply(params, buffers, self.preparation.evaluation(some).to(kind))
                 found.append(out.extra.get(PERSONAL_LOGITS, out.logits) if client in self.own else out.logits)
-        return torch.cat(found)[:, : len(self.classes)] if found else torch.zeros(0, len(self.classes))
+        return (
+            torch.cat(found)[:, : len(self.classes)]
+            if found
+            else torch.zeros(0, self.task.loss.count_outputs(len(self.classes)))
+        )
 
-    def predict(self, x: Tensor, client: str | None = None) -> list[str]:
-        """The class names that the shared model, or that of a client, predicts for raw samples `x [n, ...]`."""
-        return [self.classes[i] for i in self.logits(x, client).argmax(1).tolist()]
+    def predict(self, x: Tensor, client: str | None = None) -> list[Any]:
+        """What the shared model, or that of a client, predicts for raw samples `x [n, ...]`: the name of a class, a
+        number, or a tuple with the names of the labels that a sample has."""
+        loss, data = self.task.loss, self.task.federation
+        answers = loss.decide(self.logits(x, client))
+        if loss.target == "number":
+            return (data.centre + data.spread * answers).tolist()
+        if loss.target == "labels":
+            return [tuple(name for name, yes in zip(self.classes, row, strict=True) if yes) for row in answers.tolist()]
+        return [self.classes[i] for i in answers.tolist()]
 
     @property
     def names(self) -> list[str]:
@@ -79,10 +92,12 @@ def load(place: Path | str, model: ModelSource | None = None) -> Loaded:
     stub = Federation(
         data["name"],
         sample,
-        torch.zeros(2, dtype=torch.long),
+        zero_targets(data.get("target", "classes"), len(data["classes"]), 2),
         (first,),
         tuple(data["classes"]),
         preparation=preparation,
+        centre=data.get("centre", 0.0),
+        spread=data.get("spread", 1.0),
     )
     if model is None:
         _refuse_changed_code(facts)
@@ -94,6 +109,7 @@ def load(place: Path | str, model: ModelSource | None = None) -> Loaded:
         training=Training(**facts["training"]),
         buffers=buffers,
         seed=facts["seed"],
+        loss=parse_loss(facts.get("loss", "cross_entropy")),
     )
     if facts["runner"] == "flower" and (task.private or "local" in task.policies.values()):
         raise EquipoiseError(
@@ -130,16 +146,17 @@ class Measured:
 
     client: str  # its name
     domain: str  # the client's own name if it has no domain
-    accuracy: float
-    loss: float  # mean cross-entropy
+    score: float  # the accuracy or, where numbers are predicted, the explained variance
+    loss: float  # mean over the samples
     samples: int  # how many samples were scored
 
 
 def measure(trained: Loaded, data: Federation) -> list[Measured]:
-    """Accuracy and loss at every client of a federation, on its test samples or, if it has none, its training samples.
+    """Score and loss at every client of a federation, on its test samples or, if it has none, its training samples.
 
     A client whose name the run knows is scored with its own model, if the run stored one.
     """
+    check_target(trained.task.loss, data.target)
     if data.classes != trained.classes:
         raise EquipoiseError(
             f"The model knows the classes {join_words(trained.classes)}. Found {join_words(data.classes)} in "
@@ -150,7 +167,7 @@ def measure(trained: Loaded, data: Federation) -> list[Measured]:
         index = client.test if len(client.test) else client.train
         y = data.y[index]
         logits = trained.logits(data.x[index], client.name if client.name in trained.own else None)
-        accuracy = float((logits.argmax(1) == y).double().mean())
-        loss = float(torch.nn.functional.cross_entropy(logits, y))
-        found.append(Measured(client.name, client.domain or client.name, accuracy, loss, len(index)))
+        score = float(trained.task.loss.judge(logits, y).double().mean())
+        loss = float(trained.task.loss(logits, y).mean())
+        found.append(Measured(client.name, client.domain or client.name, score, loss, len(index)))
     return found

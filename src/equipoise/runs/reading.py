@@ -126,16 +126,31 @@ class Recorded:
         return [client["domain"] or client["name"] for client in self.manifest["data"]["clients"]]
 
     @property
+    def score(self) -> str:
+        """The metric by which clients are compared: `accuracy`, or `explained` where numbers are predicted."""
+        return str(self.manifest.get("score", "accuracy"))
+
+    @property
+    def score_words(self) -> str:
+        """The score in words."""
+        return "accuracy" if self.score == "accuracy" else "explained variance"
+
+    @property
+    def loss_words(self) -> str:
+        """What clients minimise, in words."""
+        return str(self.manifest.get("loss", "cross-entropy"))
+
+    @property
     def metrics(self) -> list[str]:
         """The names of all metrics, in the order in which they were first recorded."""
         return pc.unique(self.records["metric"]).to_pylist()
 
-    def curve(self, metric: str = "accuracy", split: str = "test") -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    def curve(self, metric: str | None = None, split: str = "test") -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """The evaluated rounds `[rounds]`, and the values of a metric `[rounds, clients]`; NaN: the client has none.
 
-        For the split `unseen`, the clients are those that are held out.
+        Without a metric they are those of the score. For the split `unseen`, the clients are those that are held out.
         """
-        table = self.records.filter((pc.field("metric") == metric) & (pc.field("split") == split))
+        table = self.records.filter((pc.field("metric") == (metric or self.score)) & (pc.field("split") == split))
         rounds, row = np.unique(table["round"].to_numpy(), return_inverse=True)
         place = {name: i for i, name in enumerate(self.unseen if split == UNSEEN else self.clients)}
         column = np.array([place[name] for name in table["client"].to_pylist()], dtype=int)
@@ -145,7 +160,7 @@ class Recorded:
 
     def samples(self, split: str = "test") -> NDArray[np.float64]:
         """How many samples each client was scored on, `[clients]`."""
-        table = self.records.filter((pc.field("metric") == "accuracy") & (pc.field("split") == split))
+        table = self.records.filter((pc.field("metric") == self.score) & (pc.field("split") == split))
         found = dict(zip(table["client"].to_pylist(), table["samples"].to_pylist(), strict=True))
         names = self.unseen if split == UNSEEN else self.clients
         return np.array([found.get(name, 0) for name in names], dtype=float)

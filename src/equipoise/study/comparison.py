@@ -110,9 +110,9 @@ def compare(
 
 
 def tabulate(results: Sequence[tuple[str, Mapping[str, float]]], most_domains: int = 8) -> Comparison:
-    """Tabulate the accuracy of each domain, and AVG, STD (ddof 0) and MIN over domains: mean and 95 % interval over seeds.
+    """Tabulate the score of each domain, and AVG, STD (ddof 0) and MIN over domains: mean and 95 % interval over seeds.
 
-    `results` has an entry per run: its method, and the accuracy by domain. If there are more than `most_domains`
+    `results` has an entry per run: its method, and the score by domain. If there are more than `most_domains`
     domains, they get no columns of their own.
     """
     by_method: dict[str, list[Mapping[str, float]]] = {}

@@ -34,6 +34,8 @@ SETTINGS = (
     "train_scores",
     "until_flat",
     "hold_out",
+    "loss",
+    "metrics",
     "keep",
 )  # keys that set a field of all jobs
 LISTS = ("methods", "data", "seeds", "grid", "training")  # keys that are lists or tables

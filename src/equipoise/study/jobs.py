@@ -50,6 +50,8 @@ class Job:
     train_scores: bool = True  # score the training data, too, whenever the model is evaluated
     until_flat: bool = False  # end the run when it has converged; `rounds` is then a limit
     hold_out: int | str | tuple[str, ...] = 0  # clients that never train: how many, or names of clients or domains
+    loss: str | None = None  # what clients minimise
+    metrics: tuple[str, ...] = ()  # recorded beside the score and the loss
     live: tuple[str, ...] = ()  # tools that show the records during the run: `mlflow`, `tensorboard`
     keep: tuple[str, ...] = ()  # what is kept for plots besides the records, such as `conflicts` or `features`
 
@@ -71,6 +73,8 @@ class Job:
             train_scores=self.train_scores,
             until_flat=self.until_flat,
             hold_out=self.hold_out,
+            loss=self.loss,
+            metrics=self.metrics,
         )
 
 
@@ -80,7 +84,7 @@ class Outcome:
 
     method: str
     seed: int
-    by_domain: dict[str, float]  # final test accuracy
+    by_domain: dict[str, float]  # final test score
     seconds: float  # of the whole run
     folder: Path  # of the run
     warnings: tuple[str, ...]
@@ -163,7 +167,7 @@ def place_checkpoints(job: Job, folder: Path, every: int = CHECKPOINT_EVERY, res
 
 
 def summarise(run: Recorded, dataset: str) -> Outcome:
-    """The outcome of a stored run. The accuracy of a domain is the mean over its clients after the last round."""
+    """The outcome of a stored run. The score of a domain is the mean over its clients after the last round."""
     final = run.curve()[1][-1]
     by_domain: dict[str, list[float]] = {}
     for domain, value in zip(run.domains, final.tolist(), strict=True):

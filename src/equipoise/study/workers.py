@@ -33,8 +33,8 @@ class Progress:
 
     job: int  # its place in the list of jobs
     round: int  # counted from 1
-    worst: float  # accuracy of the worst client
-    average: float  # mean accuracy over clients
+    worst: float  # score of the worst client
+    average: float  # mean score over clients
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from equipoise.study.report.headline import say_half, tell
 from equipoise.study.report.page import build_table, say_difference, wrap_page, write_texts
 from equipoise.study.report.plots import average, group_names
 from equipoise.study.report.svg import draw_svg
-from equipoise.study.report.tables import LEGEND, format_figure, mark_up
+from equipoise.study.report.tables import format_figure, mark_up, say_legend
 from equipoise.study.report.verdict import DIGIT, SPREAD, is_within_spread, judge_all, split_by_spread
 
 COMPARED = ("AVG", "STD", "MIN", "worst 10 %")
@@ -149,7 +149,9 @@ def draw_change(pair: Pair) -> Chart | None:
         notes = [f"{name}: {a:.1f} → {b:.1f} %" for (name, _), a, b in zip(rows, start, end, strict=True)]
         arrows = Arrows(method, [float(i) for i in range(len(rows))], start, end, 0, notes)
         ticks = {float(i): name for i, (name, _) in enumerate(rows)}
-        panels.append(Panel(method, [arrows], "test accuracy in percent", y_ticks=ticks, wide=True, method=method))
+        panels.append(
+            Panel(method, [arrows], f"test {pair.new.score} in percent", y_ticks=ticks, wide=True, method=method)
+        )
     caption = "From the old runs (ring) to the new ones (head), mean over all seeds, last round; a dot did not change."
     first = tell(pair.new).shown or ""
     return Chart("arrows", "Each client, from old to new", caption, panels, one_at_a_time=True, first=first)
@@ -207,7 +209,8 @@ def _section(pair: Pair, number: int) -> str:
     clients = "".join(f"<li>{escape(text)}</li>" for text in list_clients(pair))
     return (
         f"<section><h1>{escape(pair.new.name)}: what changed</h1><div class='verdict'><dl>{headlines}</dl></div>{notes}"
-        f"{build_table(COLUMNS, list_rows(pair))}<p class='caption'>{escape(LEGEND)} A change is paired by seed where old "
+        f"{build_table(COLUMNS, list_rows(pair))}<p class='caption'>{escape(say_legend(pair.new))} "
+        "A change is paired by seed where old "
         "and new have the same data and seeds. Clients are tested together (Benjamini and Hochberg, 5 % false "
         f"discoveries).</p><ul>{clients}</ul>{draw_svg(chart, number) if chart else ''}</section>"
     )
@@ -217,5 +220,5 @@ def _markdown(pair: Pair) -> str:
     lines = [COLUMNS, ["---"] * len(COLUMNS), *([mark_up(cell) for cell in row] for row in list_rows(pair))]
     table = "\n".join("| " + " | ".join(row) + " |" for row in lines)
     said = [f"{when}: {tell(study).headline}" for when, study in (("Before", pair.old), ("Now", pair.new))]
-    texts = [*said, *_list_lonely(pair), *list_clients(pair), LEGEND]
+    texts = [*said, *_list_lonely(pair), *list_clients(pair), say_legend(pair.new)]
     return "\n\n".join([f"## {mark_up(pair.new.name)}: what changed", *map(mark_up, texts), table]) + "\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,7 @@ from equipoise.metrics import FORMULAS, UNSEEN, Formula, Interval, corrected_var
 from equipoise.runs.reading import Recorded
 
 Vector = NDArray[np.float64]
+EXPLAINED = "explained variance is 1 minus the squared error divided by the variance of all clients' training targets"
 LAST = 5  # evaluated rounds at the end of a run, whose mean is told beside the last one
 BY_ROUND = {
     name: FORMULAS[name].function for name in ("AVG", "STD", "MIN")
@@ -45,7 +47,7 @@ class Rules:
     """What methods are judged by."""
 
     reference: str | None = None  # the method that the others are compared with; None: FedAvg
-    average: float = 0.01  # the average accuracy may fall by less than this
+    average: float = 0.01  # the average score may fall by less than this
     client: float = 0.02  # a client may fall by this much, and by more only if the worst client gains at least as much
 
     def find_reference(self, methods: Iterable[str]) -> str | None:
@@ -82,6 +84,11 @@ class Study:
         """Who is held out of training, in words: domains where nobody else is of them, otherwise clients."""
         domains = list(dict.fromkeys(self.any.unseen_domains))
         return join_words(self.any.unseen if set(domains) & set(self.any.domains) else domains)
+
+    @property
+    def score(self) -> str:
+        """What clients are compared by, in words: the accuracy or, where numbers are predicted, explained variance."""
+        return self.any.score_words
 
     @property
     def methods(self) -> list[str]:
@@ -123,26 +130,26 @@ class Study:
         return {}
 
     def curve(
-        self, method: str, seed: int, metric: str = "accuracy", split: str = "test"
+        self, method: str, seed: int, metric: str | None = None, split: str = "test"
     ) -> tuple[NDArray[np.int64], Vector]:
-        """The evaluated rounds, and one value per round and client, [rounds, clients]."""
-        key = (method, seed, metric, split)
+        """The evaluated rounds, and one value per round and client, [rounds, clients]; by default of the score."""
+        key = (method, seed, metric or self.any.score, split)
         if key not in self._curves:
             self._curves[key] = self.runs[method][seed].curve(metric, split)
         return self._curves[key]
 
-    def final(self, method: str, metric: str = "accuracy", split: str = "test") -> dict[int, Vector]:
+    def final(self, method: str, metric: str | None = None, split: str = "test") -> dict[int, Vector]:
         """One value per client after the last round, for each seed that has any."""
         curves = {seed: self.curve(method, seed, metric, split)[1] for seed in self.runs[method]}
         return {seed: values[-1] for seed, values in curves.items() if len(values)}
 
-    def mean_final(self, method: str, metric: str = "accuracy") -> Vector:
+    def mean_final(self, method: str, metric: str | None = None) -> Vector:
         """One value per client after the last round, averaged over seeds."""
         found: Vector = np.mean(list(self.final(method, metric).values()), axis=0)
         return found
 
     def stack(self, *methods: str) -> list[Vector]:
-        """The final accuracies `[seeds, clients]` of each of these methods, for the seeds that all of them have."""
+        """The final scores `[seeds, clients]` of each of these methods, for the seeds that all of them have."""
         seeds = self.shared_seeds(*methods)
         return [np.stack([self.final(method)[seed] for seed in seeds]) for method in methods]
 
@@ -159,7 +166,7 @@ class Study:
         return {seed: mine[seed] - own[seed] for seed in mine if seed in own}
 
     def gains(self, method: str) -> dict[int, Vector]:
-        """Each client's test accuracy minus that of local-only training, for the seeds that both have."""
+        """Each client's test score minus that of local-only training, for the seeds that both have."""
         if self.alone is None or self.alone == method:
             return {}
         own, mine = self.final(self.alone), self.final(method)
@@ -174,7 +181,7 @@ class Study:
         return {name: float(v) for name, v in zip(self.any.clients, values, strict=True) if not np.isnan(v)}
 
     # ------------------------------------------------------------------ figures
-    def per_seed(self, method: str, formula: Formula, metric: str = "accuracy") -> dict[int, float]:
+    def per_seed(self, method: str, formula: Formula, metric: str | None = None) -> dict[int, float]:
         """A figure over clients after the last round, for each seed."""
         return {seed: formula.function(values) for seed, values in self.final(method, metric).items()}
 
@@ -189,7 +196,9 @@ class Study:
             "STD over domains": [float(np.std(v)) for v in domains],
             "MIN over domains": [min(v) for v in domains],
             "AVG by samples": [weigh_by_samples(v, samples) for v in final.values()],
-            "corrected variance": [corrected_variance(v, samples) for v in final.values()],
+            "corrected variance": [
+                corrected_variance(v, samples) if self.any.score == "accuracy" else math.nan for v in final.values()
+            ],
             "loss": [float(np.nanmean(v)) for v in losses.values()],
             "worst loss": [float(np.nanmax(v)) for v in losses.values()],
             "best loss": [float(np.nanmin(v)) for v in losses.values()],
@@ -227,7 +236,7 @@ class Study:
         return {method: self.figures(method) for method in self.methods}
 
     def chosen_round(self, method: str, seed: int) -> Vector:
-        """Test accuracies after the round with the best mean validation accuracy; NaN without validation data.
+        """Test scores after the round with the best mean validation score; NaN without validation data.
 
         If several rounds are equally good, it is the earliest.
         """
@@ -254,7 +263,7 @@ DEFINITIONS = {name: formula.definition for name, formula in FORMULAS.items()} |
     "STD over domains": "standard deviation over domains, ddof 0",
     "MIN over domains": "the worst domain",
     "AVG by samples": "mean over clients, weighted by their test samples",
-    "corrected variance": "variance between clients, ddof 1, minus the mean of p(1-p)/(n-1), which finite test "
+    "corrected variance": "variance of the accuracy between clients, ddof 1, minus the mean of p(1-p)/(n-1), which finite test "
     "sets add; below 0 means no more than chance",
     "loss": "mean test loss over clients",
     "worst loss": "largest test loss of a client",
@@ -265,13 +274,12 @@ DEFINITIONS = {name: formula.definition for name, formula in FORMULAS.items()} |
     "gap max": "largest loss gap",
     "gap min": "smallest loss gap",
     "gap variance": "variance of the loss gaps over clients, ddof 0",
-    "gain mean": "gain: a client's test accuracy minus that of local-only training with the same seed; mean over "
-    "clients",
+    "gain mean": "gain: a client's test score minus that of local-only training with the same seed; mean over clients",
     "gain min": "smallest gain, of the client that joining helps least",
-    "losers": "clients whose test accuracy is below that of local-only training with the same seed",
+    "losers": "clients whose test score is below that of local-only training with the same seed",
     **{f"{name}, last five": f"{name}, mean over the last five evaluated rounds" for name in BY_ROUND},
     **{
-        f"{name}, best by validation": f"{name} on test data of the round with the best mean validation accuracy"
+        f"{name}, best by validation": f"{name} on test data of the round with the best mean validation score"
         for name in BY_ROUND
     },
     "lowest STD of the curve": "smallest STD (ddof 0) over all evaluated rounds; read it beside the final one only",
@@ -352,6 +360,7 @@ def _comparable(first: Recorded, second: Recorded) -> bool:
     same = all(a[name] == b[name] for name in ("model", "rounds", "participation", "buffers"))
     same = same and a.get("guard") == b.get("guard")
     same = same and a.get("eval_every", 1) == b.get("eval_every", 1)  # figures over rounds need the same rounds
+    same = same and a.get("loss") == b.get("loss")
     return trained and same and bool(a["data"]["fingerprint"] == b["data"]["fingerprint"])
 
 

@@ -15,6 +15,7 @@ from equipoise.runs.reading import Recorded
 from equipoise.study.report import tables
 from equipoise.study.report.charts import COLOURS, NEGATIVE, NEGATIVE_ON_DARK, Chart
 from equipoise.study.report.figures import DEFAULT_RULES, DEFINITIONS, Rules, Study, group_studies
+from equipoise.study.report.groups import build_gap_table, build_rate_table, list_group_names, say_group_legend
 from equipoise.study.report.headline import say_half, tell
 from equipoise.study.report.notices import tell_notices
 from equipoise.study.report.plots import draw_charts, draw_partitions
@@ -126,6 +127,7 @@ def _contents(found: Sequence[Study], charts: Sequence[Sequence[Chart]]) -> str:
     for i, (study, mine) in enumerate(zip(found, charts, strict=True)):
         parts = [("verdict", "Verdict"), ("methods", "Methods"), ("check", "Levelling down")]
         parts += [("held-out", "Unseen clients")] if study.any.unseen else []
+        parts += [("groups", "Groups")] if list_group_names(study.any)[1] else []
         parts += [(chart.kind, chart.title) for chart in mine] + [("cost", "Cost"), ("all", "All figures")]
         links = " · ".join(f"<a href='#{name_figure(kind, i)}'>{escape(title)}</a>" for kind, title in parts)
         lines.append(f"<p><b>{escape(study.name)}</b> {links}</p>")
@@ -145,6 +147,7 @@ def _study(study: Study, charts: Sequence[Chart], number: int) -> str:
             _front(study, number),
             _check(study, number),
             _unseen(study, number),
+            _groups(study, number),
             "<h2>Plots</h2>",
             *(draw_svg(chart, number) for chart in charts),
             _cost(study, number),
@@ -168,6 +171,7 @@ def _setting(study: Study) -> str:
         *domains,
         f"{facts['rounds']} rounds",
         f"model {facts['model']}",
+        *([f"loss {facts['loss']}"] if "loss" in facts else []),
     ]
     return ", ".join([*parts, f"seeds {join_words([str(seed) for seed in seeds], 10)}"])
 
@@ -184,7 +188,7 @@ def _verdict(study: Study, number: int) -> str:
 
 
 def _describe_clients(study: Study) -> str:
-    """What the script shows of a client that is picked: its name, its domain, and its accuracy under each method."""
+    """What the script shows of a client that is picked: its name, its domain, and its score under each method."""
     values = [[None if v != v else round(100 * v, 1) for v in study.mean_final(m).tolist()] for m in study.methods]
     facts = {"names": study.any.clients, "methods": study.methods, "values": values}
     return escape(json.dumps(facts, separators=(",", ":")))
@@ -223,7 +227,7 @@ def _front(study: Study, number: int) -> str:
     return (
         f"<h2 id='{name_figure('methods', number)}'>Methods</h2>"
         + build_table(tables.list_columns(), tables.list_rows(study), bold)
-        + f"<p class='caption'>{escape(tables.LEGEND)} {escape(definitions)}. Upload is that of a "
+        + f"<p class='caption'>{escape(tables.say_legend(study))} {escape(definitions)}. Upload is that of a "
         "client in a round. Bold is the best mean on test data, which is a description and no choice; "
         "local-only and centralised training do not count.</p>"
     )
@@ -264,6 +268,17 @@ def _check(study: Study, number: int) -> str:
         "interval of the paired differences holds zero. Clients are tested together: the procedure of Benjamini and "
         "Hochberg keeps false discoveries among the named clients at 5 %.</p>"
         f"{''.join(items)}"
+    )
+
+
+def _groups(study: Study, number: int) -> str:
+    """The gaps between groups of samples, and what each group got; nothing where samples are in no groups."""
+    if not list_group_names(study.any)[1]:
+        return ""
+    gaps, rates = build_gap_table(study), build_rate_table(study)
+    return (
+        f"<h2 id='{name_figure('groups', number)}'>Groups</h2>{build_table(*gaps)}<br>{build_table(*rates)}"
+        f"<p class='caption'>{escape(say_group_legend(study))}</p>"
     )
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from equipoise.metrics import FORMULAS, bootstrap
 from equipoise.study.report.charts import Arrows, Bars, Chart, Line, Panel, Points, Rug, Ticks, count_in_bins
-from equipoise.study.report.figures import Study, Vector, average_by_domain
+from equipoise.study.report.figures import EXPLAINED, Study, Vector, average_by_domain
+from equipoise.study.report.groups import list_gaps, list_group_names, measure_pooled
 from equipoise.study.report.headline import tell
 
 MOST_ROWS = 30  # clients that a plot names one by one; more are put in groups
@@ -90,7 +92,7 @@ def draw_arrows(study: Study) -> Chart | None:
         notes = []
         for (name, members), a, b in zip(rows, start, end, strict=True):
             text = f"{name}: {a:.1f} → {b:.1f} %"
-            if len(members) == 1:
+            if len(members) == 1 and study.any.score == "accuracy":
                 one = bootstrap(float(after[members[0]]), int(samples[members[0]]))
                 text += f", 95 % over its test samples {100 * one.low:.1f} to {100 * one.high:.1f}"
             notes.append(text + (f"; alone {say_percent(average(own, members))}" if own is not None else ""))
@@ -101,7 +103,7 @@ def draw_arrows(study: Study) -> Chart | None:
         ticks = {float(i): name for i, (name, _) in enumerate(rows)}
         panels.append(
             Panel(
-                method, marks, "test accuracy in percent", y_ticks=ticks, wide=True, method=method,
+                method, marks, f"test {study.score} in percent", y_ticks=ticks, wide=True, method=method,
                 members=[members for _, members in rows],
             )
         )  # fmt: skip
@@ -135,7 +137,7 @@ def draw_domains(study: Study) -> Chart | None:
         "",
         marks,
         "",
-        "test accuracy in percent",
+        f"test {study.score} in percent",
         {float(i): n for i, n in enumerate(names)},
         wide=True,
         members=members,
@@ -162,7 +164,7 @@ def draw_convergence(study: Study) -> Chart | None:
         panels.append(Panel(name, lines, "round", f"{name} in percent", whole=True))
     panels.append(_draw_picked(study))
     caption = (
-        "AVG, STD (ddof 0) and MIN over clients of the test accuracy; line: mean over seeds, band: their range. The "
+        f"AVG, STD (ddof 0) and MIN over clients of the test {study.score}; line: mean over seeds, band: their range. The "
         "last panel shows one client (of many clients: its group), first the one that is worst at the end."
     )
     return Chart("convergence", "Convergence", caption, panels)
@@ -182,7 +184,7 @@ def _draw_picked(study: Study) -> Panel:
         for name, members in rows:
             values = [average(row, members) for row in curves]
             lines.append(Line(method, places, values, study.colour(method), dashed=dashed, members=members, who=name))
-    return Panel(rows[0][0], lines, "round", "test accuracy in percent", whole=True, picked=order[0])
+    return Panel(rows[0][0], lines, "round", f"test {study.score} in percent", whole=True, picked=order[0])
 
 
 def _rugs(study: Study, values: Mapping[str, Vector]) -> list[Rug]:
@@ -201,7 +203,9 @@ def draw_distribution(study: Study) -> Chart | None:
         share = (keep + 1) / len(found)
         lines.append(Line(method, found[keep].tolist(), (100 * share).tolist(), study.colour(method)))
     rugs = _rugs(study, {method: 100 * study.mean_final(method) for method in study.methods})
-    panel = Panel("", lines, "test accuracy in percent", "percent of the clients at or below", wide=True, rugs=rugs)
+    panel = Panel(
+        "", lines, f"test {study.score} in percent", "percent of the clients at or below", wide=True, rugs=rugs
+    )
     return Chart(
         "distribution",
         "Distribution over clients",
@@ -258,22 +262,68 @@ def draw_losses(study: Study) -> Chart | None:
         kinds.append(("loss gap", {m: np.mean(list(g.values()), axis=0) for m, g in gaps.items() if g}))
     panels = []
     for label, found in kinds:
-        span = 0.8 / max(1, len(found))
-        bars = [
-            Bars(
-                method, [i - 0.4 + span * (j + 0.5) for i in range(len(rows))],
-                [average(values, members) for _, members in rows], study.colour(method), span,
-                [f"{method}, {name}: {average(values, members):.3f}" for name, members in rows],
-            )
-            for j, (method, values) in enumerate(found.items())
-        ]  # fmt: skip
-        ticks = {float(i): name for i, (name, _) in enumerate(rows)}
-        panels.append(Panel(label, bars, "", label, ticks, wide=True, members=[members for _, members in rows]))
-    caption = "Cross-entropy on test data, mean over seeds, last round. "
+        panels.append(_draw_bars(study, rows, label, found))
+    caption = f"Loss ({study.any.loss_words}) on test data, mean over seeds, last round. "
     caption += (
         "The loss gap is this minus the loss of the client's own model (local_only, same seed)." if study.alone else ""
     )
     return Chart("losses", "Loss and loss gap of each client", caption, panels)
+
+
+def _draw_bars(
+    study: Study,
+    rows: Sequence[tuple[str, list[int]]],
+    label: str,
+    found: Mapping[str, Vector],
+    axis: str | None = None,
+) -> Panel:
+    """Bars side by side for each client or group of clients, one per method, of one value per client."""
+    span = 0.8 / max(1, len(found))
+    bars = [
+        Bars(
+            method, [i - 0.4 + span * (j + 0.5) for i in range(len(rows))],
+            [average(values, members) for _, members in rows], study.colour(method), span,
+            [f"{method}, {name}: {average(values, members):.3f}" for name, members in rows],
+        )
+        for j, (method, values) in enumerate(found.items())
+    ]  # fmt: skip
+    ticks = {float(i): name for i, (name, _) in enumerate(rows)}
+    return Panel(
+        label, bars, "", label if axis is None else axis, ticks, wide=True, members=[members for _, members in rows]
+    )
+
+
+@register_plot
+def draw_errors(study: Study) -> Chart | None:
+    """The mean absolute error of each client, as bars, in the units of the number that is predicted."""
+    found = {m: study.mean_final(m, "mae") for m in study.methods if study.final(m, "mae")}
+    if not found:
+        return None
+    rows = group_names(_order(study), study.any.clients)
+    target = study.any.manifest["data"]["classes"][0]
+    caption = (
+        f"Mean absolute error of {target} on test data, in its own units, mean over seeds, last round; lower is better. "
+        f"In the other figures of this page the worst client is the one with the largest squared error: {EXPLAINED}."
+    )
+    panel = _draw_bars(study, rows, f"mean absolute error of {target}", found, axis="")
+    return Chart("errors", "Error of each client", caption, [panel])
+
+
+@register_plot
+def draw_groups(study: Study) -> Chart | None:
+    """The gaps between groups of samples under each method, as bars. Needs samples that are in groups."""
+    gaps = list_gaps(study.any) if list_group_names(study.any)[1] else []
+    if not gaps:
+        return None
+    found = {method: measure_pooled(study, method) for method in study.methods}
+    rows = [(name.replace("_", " "), [i]) for i, name in enumerate(gaps)]
+    values = {method: np.array([100 * mine[name].mean for name in gaps]) for method, mine in found.items()}
+    panel = replace(_draw_bars(study, rows, "gap in points", values), members=[])
+    caption = (
+        f"Largest difference between two groups of {list_group_names(study.any)[0]}, over all clients' test samples "
+        "together, mean over seeds, last round; lower is fairer."
+    )
+    return Chart("groups", "Gaps between groups", caption, [panel])
 
 
 @register_plot

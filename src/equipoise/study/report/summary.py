@@ -9,6 +9,7 @@ from typing import Any, Literal
 from equipoise.errors import EquipoiseError
 from equipoise.metrics import Interval
 from equipoise.study.report.figures import Study
+from equipoise.study.report.groups import list_group_names, measure_pooled
 from equipoise.study.report.headline import compare_with_alone, tell
 from equipoise.study.report.notices import find_notices
 from equipoise.study.report.tables import FRONT
@@ -37,6 +38,7 @@ def summarise(study: Study) -> dict[str, Any]:
                 "changes": {f: _numbers(study.change(method, f)) for f in ("AVG", "STD", "MIN")} if verdict else {},
                 "better_alone": None if alone is None else list(alone.better),
                 "notices": notices.get(method, []),
+                **({"group_gaps": _list_gaps(study, method)} if list_group_names(study.any)[1] else {}),
             }
         )
     return {
@@ -51,6 +53,10 @@ def summarise(study: Study) -> dict[str, Any]:
         "methods": methods,
         "notes": list(study.notes),
     }
+
+
+def _list_gaps(study: Study, method: str) -> dict[str, dict[str, float | None]]:
+    return {name: _numbers(value) for name, value in measure_pooled(study, method).items()}
 
 
 def _numbers(value: Interval) -> dict[str, float | None]:

@@ -8,13 +8,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 from equipoise.metrics import PLUS_MINUS, UNSEEN, Interval, bootstrap
-from equipoise.study.report.figures import DEFINITIONS, PERCENT, SMALLER_IS_BETTER, Study
+from equipoise.study.report.figures import DEFINITIONS, EXPLAINED, PERCENT, SMALLER_IS_BETTER, Study
+from equipoise.study.report.groups import build_gap_table, build_rate_table, list_group_names, say_group_legend
 from equipoise.study.report.notices import find_notices, tell_notices
 from equipoise.study.report.verdict import judge_all
 
 # A spreadsheet may run text that begins with one of these as a formula. The last four are wide forms of the first four.
 FORMULA_SIGNS = (*"=+-@|%", *"\uff1d\uff0b\uff0d\uff20")
-LEGEND = f"Test accuracy in percent after the last round, over clients: mean over seeds, ± {PLUS_MINUS}."
 FRONT = ("AVG", "STD", "MIN", "worst 10 %", "gap variance", "losers")  # in the first table, before costs and verdict
 
 
@@ -48,6 +48,14 @@ def find_best(study: Study, name: str) -> set[str]:
     return {m for m, v in found.items() if known and v == max(known)}
 
 
+def say_legend(study: Study) -> str:
+    """What the numbers of a table are."""
+    more = (
+        "" if study.any.score == "accuracy" else f" {EXPLAINED.capitalize()}; the worst client has the largest error."
+    )
+    return f"Test {study.score} in percent after the last round, over clients: mean over seeds, ± {PLUS_MINUS}.{more}"
+
+
 def list_columns() -> list[str]:
     """The columns of the report's first table."""
     return ["method", *FRONT, "upload", "s / round", "levelling down"]
@@ -70,8 +78,11 @@ def list_rows(study: Study) -> list[list[str]]:
 
 def write_markdown(study: Study) -> str:
     """The first table in Markdown, with what ± means and what a reader must know about single methods."""
-    table = lay_out(list_columns(), list_rows(study))
-    return "\n\n".join([table, mark_up(LEGEND), *map(mark_up, tell_notices(study))]) + "\n"
+    texts = [lay_out(list_columns(), list_rows(study)), mark_up(say_legend(study)), *map(mark_up, tell_notices(study))]
+    if list_group_names(study.any)[1]:
+        groups = [lay_out(*build_gap_table(study)), lay_out(*build_rate_table(study))]
+        texts += [*groups, mark_up(say_group_legend(study))]
+    return "\n\n".join(texts) + "\n"
 
 
 def lay_out(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -96,7 +107,7 @@ def write_latex(study: Study) -> str:
     Under it stands what ± means, and what a reader must know about single methods.
     """
     winners = {name: find_best(study, name) for name in FRONT}
-    return write_tabular(list_columns(), list_rows(study), (LEGEND, *tell_notices(study)), winners)
+    return write_tabular(list_columns(), list_rows(study), (say_legend(study), *tell_notices(study)), winners)
 
 
 def write_tabular(
@@ -157,16 +168,17 @@ def write_csv(study: Study) -> str:
 
 
 def write_clients(study: Study) -> str:
-    """The final accuracy and loss per client, method and seed as CSV.
+    """The final score and loss per client, method and seed as CSV.
 
-    The accuracy has its 95 % interval over the client's test samples. The last column tells who never trained.
+    A score has its 95 % interval over the client's test samples if it is an accuracy. The last column tells who never
+    trained.
     """
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(
-        ["data", "method", "seed", "client", "domain", "accuracy", "low", "high", "samples", "loss", "held_out"]
-    )
     run = study.any
+    writer.writerow(
+        ["data", "method", "seed", "client", "domain", run.score, "low", "high", "samples", "loss", "held_out"]
+    )
     groups = [("test", run.clients, run.domains, "")]
     if run.unseen:
         groups.append((UNSEEN, run.unseen, run.unseen_domains, "yes"))
@@ -175,9 +187,10 @@ def write_clients(study: Study) -> str:
             samples, losses = run.samples(split), study.final(method, "loss", split)
             for seed, values in study.final(method, split=split).items():
                 rows = zip(clients, domains, values, samples, losses[seed], strict=True)
-                for client, domain, accuracy, count, loss in rows:
+                for client, domain, score, count, loss in rows:
                     names = [_safe(study.name), _safe(method), seed, _safe(client), _safe(domain)]
-                    interval = bootstrap(float(accuracy), int(count))
+                    is_share = run.score == "accuracy"
+                    interval = bootstrap(float(score), int(count)) if is_share else (score, math.nan, math.nan)
                     cells = ["" if math.isnan(v) else repr(float(v)) for v in (*interval, loss)]
                     writer.writerow([*names, *cells[:3], int(count), cells[3], held_out])
     return out.getvalue()

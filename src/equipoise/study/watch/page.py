@@ -214,30 +214,30 @@ def _repeated(facts: Mapping[str, Any] | None) -> str:
 
 
 def draw_curves(study: Study) -> Chart | None:
-    """The test accuracy of each client of one run over rounds: lines, or a heat map if there are too many clients."""
+    """The test score of each client of one run over rounds: lines, or a heat map if there are too many clients."""
     (method,) = study.methods
     (seed,) = study.runs[method]
     run = study.runs[method][seed]
     rounds, values = study.curve(method, seed)
     if not len(rounds):
         return None
-    title, caption = "Each client's curve", "Test accuracy of each client after every evaluated round."
+    title, caption = "Each client's curve", f"Test {study.score} of each client after every evaluated round."
     if len(run.clients) <= 2 * MOST_LINES:
         lines = [
             Line(name, [float(r) for r in rounds], (100 * values[:, k]).tolist(), k)
             for k, name in enumerate(run.clients)
         ]
-        return Chart("curves", title, caption, [Panel("", lines, "round", "test accuracy in percent", wide=True)])
+        return Chart("curves", title, caption, [Panel("", lines, "round", f"test {study.score} in percent", wide=True)])
     grid = np.full((len(run.clients), int(run.manifest["rounds"])), np.nan)
     grid[:, rounds - 1] = 100 * values.T
-    caption += " A stronger colour is a higher accuracy, in percent; white: not scored."
-    return Chart("curves", title, caption, [draw_heat(method, grid, run.clients, 0, "accuracy")])
+    caption += " A stronger colour is a higher one, in percent; white: not scored."
+    return Chart("curves", title, caption, [draw_heat(method, grid, run.clients, 0, study.score)])
 
 
 def _clients(standings: Sequence[Standing], one: Seen) -> str:
     """The table of clients: those that are missing first, then from the worst to the best."""
     ended = {end.round: end.time for end in one.ends}
-    head = ["client", "state", "test accuracy", "last weight", "last counted in round"]
+    head = ["client", "state", f"test {one.run.score_words}", "last weight", "last counted in round"]
     head += ["why"] if any(standing.why for standing in standings) else []
     rows = []
     for standing in standings[:MOST_CLIENTS]:
@@ -253,14 +253,14 @@ def _clients(standings: Sequence[Standing], one: Seen) -> str:
             escape(standing.client),
             f"<span class='{'passed' if state == 'there' else 'undecided' if state == 'not heard yet' else 'failed'}'>"
             f"{state}</span>{more}",
-            _number(100 * standing.accuracy, "{:.1f} %") + scored,
+            _number(100 * standing.score, "{:.1f} %") + scored,
             _number(standing.weight, "{:.3f}"),
             str(standing.heard or "–"),
             escape(standing.why),
         ][: len(head)]
         rows.append(cells)
     hidden = len(standings) - len(rows)
-    rest = f"<p class='caption'>And {hidden} more, with a higher accuracy.</p>" if hidden else ""
+    rest = f"<p class='caption'>And {hidden} more, with a higher one.</p>" if hidden else ""
     return _table(head, rows) + rest
 
 

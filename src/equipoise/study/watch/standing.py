@@ -28,7 +28,7 @@ class Standing:
     since: int  # the round since which it is silent or rejected; 0 if it is neither
     why: str  # its last answer did not count, or it was not scored
     weight: float  # in the last round in which its answer counted; NaN if none did
-    accuracy: float  # test accuracy when it was last scored; NaN if it never was
+    score: float  # test score when it was last scored; NaN if it never was
     scored: int  # the round after which that was; 0 if it never was
 
 
@@ -50,7 +50,7 @@ def find_standings(run: Recorded) -> list[Standing]:
     for k, client in enumerate(run.clients):
         heard, weight = last.get(client, (0, math.nan))
         scored = np.flatnonzero(~np.isnan(values[:, k]))
-        accuracy, after = (float(values[scored[-1], k]), int(rounds[scored[-1]])) if len(scored) else (math.nan, 0)
+        score, after = (float(values[scored[-1], k]), int(rounds[scored[-1]])) if len(scored) else (math.nan, 0)
         later = [(r, why) for r, why in refused.get(client, ()) if r > heard]
         word: Word = "there" if heard else "not heard yet"
         since, why = 0, ""
@@ -59,8 +59,8 @@ def find_standings(run: Recorded) -> list[Standing]:
             word = "silent" if why in (LATE, AWAY) else "rejected"
         elif any(r == heard and text.startswith(UNSCORED) for r, text in refused.get(client, ())):
             why = "It answered, but was not scored; " + next(t for r, t in refused[client] if r == heard)
-        found.append(Standing(client, word, heard, since, why, weight, accuracy, after))
-    return sorted(found, key=lambda one: (ORDER.index(one.word), math.isnan(one.accuracy), one.accuracy))
+        found.append(Standing(client, word, heard, since, why, weight, score, after))
+    return sorted(found, key=lambda one: (ORDER.index(one.word), math.isnan(one.score), one.score))
 
 
 def cut_after(run: Recorded, last: int, seconds: Sequence[float] = ()) -> Recorded:
