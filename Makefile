@@ -16,7 +16,7 @@ $(VENV)/.dev: $(BIN)/equipoise
 	@touch $@
 
 demo: $(BIN)/equipoise
-	$(BIN)/equipoise compare clinics --seeds 5 --eval-every 2 \
+	$(BIN)/equipoise compare clinics --seeds 5 --eval-every 4 \
 	  --methods "fedavg,fedequilibria,fedequilibria(t=0.9, fim_scale='mean'),eagle,f2dc,fedheal,fedfe"
 
 # A test process that dies or hangs ends the run as a failure: it is not started again.

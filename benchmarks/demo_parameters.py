@@ -16,13 +16,13 @@ from itertools import product
 
 from equipoise import EquipoiseError, run
 
-SEEDS = (100, 101, 102)
+SEEDS = (100, 101, 102, 103, 104)
 FEDEQUILIBRIA_T = (0.3, 0.5, 0.7, 0.9)
 GRIDS = {
     "fedavg": ["fedavg"],
     "fedequilibria, literal": [f"fedequilibria(t={t})" for t in FEDEQUILIBRIA_T],
     "fedequilibria, scaled": [f"fedequilibria(t={t}, fim_scale='mean')" for t in FEDEQUILIBRIA_T],
-    "eagle": [f"eagle(lam={lam}, lstar='best_val')" for lam in (0.1, 0.3, 0.5, 1.0)],
+    "eagle": [f"eagle(lam={lam}, lstar='best_val')" for lam in (0.1, 0.3, 0.5, 0.7)],
     "f2dc": [f"f2dc(tau={tau}, lam1={lam1})" for tau, lam1 in product((0.06, 1.0), (0.1, 0.8))],
     "fedheal": [f"fedheal(tau={tau}, beta={beta})" for tau, beta in product((0.3, 0.5), (0.4, 0.9))],
     "fedfe": [f"fedfe(q={q})" for q in (0.1, 0.5, 1.0, 2.0)],
@@ -34,7 +34,7 @@ def find_validation_min(job: tuple[str, int]) -> float:
     method, seed = job
     warnings.simplefilter("ignore")
     try:
-        result = run(method, "clinics", seed=seed, threads=1, eval_every=2, train_scores=False)
+        result = run(method, "clinics", seed=seed, threads=1, eval_every=4, train_scores=False)
     except EquipoiseError:
         return float("nan")
     worst = []

@@ -19,6 +19,7 @@ if not __package__:  # started as a folder: Python then looks for modules inside
 
 from faults import superlink
 from faults.answers import send_bad_answers
+from faults.attackers import attack_methods
 from faults.disks import damage_checkpoints, fill_disk, start_second_process
 from faults.liars import guard_honest_clients, lie_in_runs
 from faults.losses import weigh_odd_losses
@@ -49,6 +50,7 @@ def main() -> None:
         "two": lambda: start_second_process(options.others),
         "workers": lambda: kill_workers(options.others),
         "losses": lambda: weigh_odd_losses(options.losses),
+        "attackers": lambda: attack_methods(range(options.seeds)),
         "liars": lambda: lie_in_runs(range(options.seeds)),
         "honest": guard_honest_clients,
         "sites": superlink.lose_site,

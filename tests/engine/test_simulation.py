@@ -237,7 +237,7 @@ def test_a_model_of_ones_own():
         def forward(self, x):
             return Outputs(self.layer(x), x)
 
-    with pytest.raises(EquipoiseError, match=r"logits \[batch, 3\].*Found \[2, 7\]"):
+    with pytest.raises(EquipoiseError, match=r"outputs \[batch, 3\].*Found \[2, 7\]"):
         run("fedavg", blobs(), model=Wrong(), rounds=1)
 
 
@@ -357,7 +357,7 @@ def test_spare_outputs_stay_behind_every_wrap(method):
     assert min(result.values().values()) >= 0
     if "projection" in method:  # it brings a head of its own
         return
-    with pytest.raises(EquipoiseError, match=r"must return logits \[batch, 3\]"):
+    with pytest.raises(EquipoiseError, match=r"must return outputs \[batch, 3\]"):
         run(method, pictures(), model=lambda: torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 5)), rounds=1)
 
 

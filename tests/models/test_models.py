@@ -195,5 +195,5 @@ def test_modules_that_cannot_be_adapted_say_what_is_needed():
         adapt(Bare(), features="unused")(torch.zeros(2, 6))
     with pytest.raises(EquipoiseError, match="f2dc works on feature maps"):
         run("f2dc", pictures(), model=Net, rounds=1)
-    with pytest.raises(EquipoiseError, match=r"Model `Linear` must return logits \[batch, 3\]"):
+    with pytest.raises(EquipoiseError, match=r"Model `Linear` must return outputs \[batch, 3\]"):
         run("fedavg", blobs(), model=nn.Linear(6, 5), rounds=1)

@@ -137,7 +137,7 @@ class GapWeigh(Weigh, needs=("gap",)):
         # The smallest clients have five validation samples. On these the loss of a converged model is far from the
         # best.
         "scanners": {"lstar": "best_val"},
-        "clinics": {"lam": 1.0, "lstar": "best_val"},  # chosen by benchmarks/demo_parameters.py
+        "clinics": {"lam": 0.7, "lstar": "best_val"},  # chosen by benchmarks/demo_parameters.py
     },
 )
 def eagle(
