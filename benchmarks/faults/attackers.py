@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import torch
 from sklearn.datasets import load_digits
@@ -35,6 +36,7 @@ MINORITY = (0, 1)  # clients with inverted pictures
 ROUNDS = 15
 
 
+@cache
 def make_digits(seed: int, clients: int = 10) -> Federation:
     """The federation of this module's first lines."""
     digits = load_digits()
@@ -141,7 +143,9 @@ def attack_run(
         except EquipoiseError:  # the model is not finite any more
             return Outcome(0.0, 0.0, 1.0)
     values = found.values()
-    honest = [100 * values[client.name] for k, client in enumerate(data.clients) if k not in bad]
+    honest = [
+        100 * values[client.name] for k, client in enumerate(data.clients) if k not in bad and client.name in values
+    ]
     shares = [0.0]
     for record in found.rounds:
         weights = {c: abs(w) for c, w in zip(record.clients, record.weights, strict=True)}

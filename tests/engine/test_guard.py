@@ -151,7 +151,7 @@ def test_a_fisher_report_can_be_neither_far_above_nor_far_below_the_others():
 
 def test_long_updates_are_shortened_and_not_refused():
     replies, notes = hear([[3.0, 4.0], [0.0, 5.0], [5.0, 0.0], [60.0, 80.0], [1e20, 0.0]])
-    torch.testing.assert_close(replies.updates[3:], torch.tensor([[6.0, 8.0], [10.0, 0.0]]))
+    torch.testing.assert_close(replies.updates[3:], torch.tensor([[9.0, 12.0], [15.0, 0.0]]))
     assert len(notes) == 2
 
 

@@ -188,7 +188,7 @@ def test_a_guarded_run_has_a_folder_of_its_own(tmp_path):
     plain, guarded = (save(run("qffl(q=1)", blobs(), rounds=1, guard=guard), tmp_path) for guard in (None, Guard()))
     assert plain != guarded
     assert read(plain).manifest["guard"] is None
-    assert read(guarded).manifest["guard"] == {"share": 2.0, "clip": 3.0, "climb": 2.0, "length": 2.0}
+    assert read(guarded).manifest["guard"] == {"share": 2.0, "clip": 3.0, "climb": 2.0, "length": 3.0}
 
 
 def test_rejected_updates_and_costs_are_in_the_manifest(tmp_path):

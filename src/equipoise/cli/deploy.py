@@ -55,7 +55,7 @@ def init(
     ] = None,
     too_few: Annotated[str, typer.Option(help="what happens to such a round: repeat or skip")] = "repeat",
     guard: Annotated[
-        bool, typer.Option(help="limit what a site can gain by reporting a false loss; simulations have no such limit")
+        bool, typer.Option(help="limit what one site can gain by what it sends; simulations have no such limit")
     ] = True,
     site_state: Annotated[
         str, typer.Option(help="folder at each site for what it keeps between rounds; '' keeps it in memory alone")

@@ -50,7 +50,7 @@ def run(
     method: Annotated[str, typer.Option(help="a method, for example 'eagle + fedheal(tau=0.3)'")] = "fedavg",
     seed: Annotated[int, typer.Option(help="seed of everything random")] = 0,
     guard: Annotated[
-        bool, typer.Option("--guard", help="limit what a false loss can gain", rich_help_panel=SAFE)
+        bool, typer.Option("--guard", help="limit what one client can gain by what it sends", rich_help_panel=SAFE)
     ] = False,
     checkpoint_every: Annotated[
         int, typer.Option(help="a checkpoint every n rounds; 0 writes none", min=0, rich_help_panel=SAFE)

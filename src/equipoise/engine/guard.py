@@ -41,7 +41,7 @@ class Guard:
     # and size of a report such as Fisher information: this many medians; the latter's smallest: the median over this.
     clip: float = 3.0
     climb: float = 2.0  # largest factor from a client's last loss to the next, for losses above the round's median
-    length: float = 2.0  # largest length of an update, in medians of the round
+    length: float = 3.0  # largest length of an update, in medians of the round
 
     def __post_init__(self) -> None:
         for name in ("share", "clip", "climb", "length"):

@@ -49,7 +49,7 @@ class Settings:
     eval_every: int  # rounds from one evaluation to the next
     threads: int | None  # cores to use; None: all of them
     checks: Checks  # which answers count
-    guard: Guard | None  # limits what a false loss can gain
+    guard: Guard | None  # limits what one client can gain by what it sends
     notes: tuple[str, ...] = ()  # what a reader of the results should know
     limits: Mapping[str, object] | None = None  # how long the server of a real federation waits, for the manifest
     train_scores: bool = True  # score the training data, too, whenever the model is evaluated

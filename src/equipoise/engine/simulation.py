@@ -65,7 +65,7 @@ def run(
         eval_every: evaluate after every n rounds, and after the last one.
         threads: cores to use, by default all of them.
         checks: which answers count.
-        guard: limits what a client can gain by reporting a false loss.
+        guard: limits what one client can gain by what it sends.
         train_scores: whether the training data are scored, too, whenever the model is evaluated.
         until_flat: end the run when it has converged, by the rule of `docs/convergence.md`; `rounds` is then a limit.
         hold_out: clients that never train and are only scored: how many, or names of clients or domains.

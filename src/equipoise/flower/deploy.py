@@ -23,7 +23,7 @@ SHOWN = {
     "start_timeout": "seconds that the run waits for its sites",
     "min_sites": "a round with fewer answers does not count",
     "too_few": "what happens to a round with too few answers: repeat or skip",
-    "guard": "limits what a site can gain by reporting a false loss",
+    "guard": "limits what one site can gain by what it sends",
     "eval_every": "rounds between two evaluations at the sites",
     "site_state": "folder where a site keeps its state for a restart of its SuperNode; empty: none",
     "resume": "go on with this run where it stopped: flwr run --run-config resume=true",

@@ -47,7 +47,7 @@ class Plan:
     start_timeout: float = 600.0
     too_few: Literal["repeat", "skip"] = "repeat"
     patience: int = 3
-    guard: bool = False  # limit what a site can gain by a false loss
+    guard: bool = False  # limit what one site can gain by what it sends
     protection: Protection = "none"  # a method that does not work under it is refused; nothing else is done about it
     site_state: str = ""  # folder where each site keeps its state for a restart of its SuperNode; empty: none
     resume: bool = False  # go on with the same run where it stopped

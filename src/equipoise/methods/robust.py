@@ -14,13 +14,13 @@ REFERENCE = "Equipoise; the centre is that of Pillutla et al., Robust aggregatio
 
 
 @register(title="Refuses updates against the cohort, for any method", reference=REFERENCE)
-def robust(length: float = 2.0, against: float = 0.5, memory: float = 0.5) -> Method:
-    """Shortens updates to `length` median lengths, and replaces those that point against the cohort by its centre.
+def robust(length: float = 3.0, against: float = 0.5, rounds: int = 10) -> Method:
+    """Shortens updates to `length` median lengths, and replaces those of clients that go against the cohort.
 
-    An update points against the cohort if its cosine with the centre is below `-against` times the median client's, as
-    a mean over the client's rounds in which `memory` is the share of the earlier ones.
+    A client goes against the cohort if the cosines of its updates with the rounds' centres, over its first `rounds`, are
+    below `-against` times the median client's. The centre takes the place of its updates.
     """
     require(length >= 1, "length", "at least 1", length)
     require(against >= 0, "against", "at least 0", against)
-    require(0 <= memory < 1, "memory", "at least 0 and below 1", memory)
-    return Method(shape=(AgainstCohort(length, against, memory),))
+    require(rounds >= 1, "rounds", "at least 1", rounds)
+    return Method(shape=(AgainstCohort(length, against, rounds),))

@@ -57,45 +57,46 @@ def clip_lengths(squares: Tensor, limit: float) -> Tensor:
 
 @dataclass(frozen=True)
 class AgainstCohort(Shape):
-    """Shortens long updates, and puts the cohort's centre in place of updates that point against it.
+    """Shortens long updates, and puts the cohort's centre in place of those of clients that go against it.
 
-    A client's direction is the cosine between its update and the centre of the round, as a mean over its rounds, of which
-    later ones count more. It stands against the cohort if that is below `-against` times the median of the round's
-    cosines.
+    A client's direction is the sum of the cosines between its updates and the rounds' centres, divided by the sum of the
+    rounds' median cosines, over the first `rounds` in which it takes part. It goes against the cohort if that is below
+    `-against`. Only its first rounds can tell: where a model has converged, all updates together are nothing, so that an
+    honest minority pulls exactly against the others.
     """
 
     comes_first: ClassVar[bool] = True  # other parts see only what it lets through
 
-    length: float = 2.0  # largest length of an update, in medians of the round
-    against: float = 0.5  # how strongly an update may point against the centre, beside how strongly others point along
-    memory: float = 0.5  # how much of a client's direction comes from earlier rounds
+    length: float = 3.0  # largest length of an update, in medians of the round
+    against: float = 0.5  # how strongly a client may go against the centre, beside how strongly others go along with it
+    rounds: int = 10  # in which a client is judged
 
     @property
     def remembers(self) -> str:
-        """One number per client."""
-        return "whether it went along with the others"
+        """Sums over its first rounds."""
+        return "whether it went along with the others at first"
 
     def __call__(self, round: Round, state: State) -> Shaped:
         updates, m = round.updates, len(round.clients)
         if m < COHORT:
-            return Shaped(updates)
+            return Shaped(updates, state)
         factors = clip_lengths(updates.gram.diagonal(), self.length)
         clipped = updates.gram * factors * factors[:, None]
         centre = find_centre(clipped)
         along = clipped @ centre
         lengths = (clipped.diagonal() * (centre @ along)).clamp(min=torch.finfo(along.dtype).tiny).sqrt()
         cosines = along / lengths
-        before = state.rows("direction")
-        known = [
-            self.memory * before[client].to(cosine) + (1 - self.memory) * cosine if client in before else cosine
-            for client, cosine in zip(round.clients, cosines, strict=True)
-        ]
-        direction = torch.stack(known)
-        refused = direction < -self.against * cosines.median().clamp(min=0.0)
+        usual = cosines.median().clamp(min=0.0)
+        before = state.rows("sums", default=cosines.new_zeros(3))
+        sums = before.take(round.clients).to(cosines)  # of its cosines, of the medians, and how many rounds
+        judged = (sums[:, 2] < self.rounds).to(cosines)
+        sums = sums + judged[:, None] * torch.stack([cosines, usual.expand(m), torch.ones_like(cosines)], 1)
+        refused = sums[:, 0] < -self.against * sums[:, 1]
         coefficients = torch.diag(factors)
         coefficients[refused] = centre * factors
+        direction = sums[:, 0] / sums[:, 1].clamp(min=torch.finfo(sums.dtype).tiny)
         return Shaped(
             updates.with_coefficients(coefficients),
-            {"direction": before.put(round.clients, direction)},
-            {"shortened to": factors, "direction": direction, "stands against": refused.double()},
+            {"sums": before.put(round.clients, sums)},
+            {"shortened to": factors, "direction": direction.clamp(-9, 9), "stands against": refused.double()},
         )

@@ -46,7 +46,7 @@ class Job:
     device: str = "cpu"
     eval_every: int = 1
     with_validation: bool = False  # set training data aside, by which methods and rounds can be chosen
-    guard: bool = False  # limit what a false loss can gain, as in a deployment
+    guard: bool = False  # limit what one client can gain by what it sends, as in a deployment
     train_scores: bool = True  # score the training data, too, whenever the model is evaluated
     until_flat: bool = False  # end the run when it has converged; `rounds` is then a limit
     hold_out: int | str | tuple[str, ...] = 0  # clients that never train: how many, or names of clients or domains
