@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise import EquipoiseError, Federation, Training, aggregate, load_federation, parse, run, save
+from equipoise import EquipoiseError, Federation, Training, aggregate, load, load_federation, parse, run, save
 from equipoise.groups import (
     GAPS,
     Tally,
@@ -162,8 +162,9 @@ def small(seed=0, groups=("f", "m"), size=90):
 
 
 @pytest.mark.parametrize("text", ["fedfb(alpha=0)", "fairfed(beta=0)"])
-def test_limits_are_fedavg(text):
-    options = {"rounds": 4, "training": Training(lr=0.1, batch=10), "model": "linear"}
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_limits_are_fedavg(text, participation):
+    options = {"rounds": 4, "training": Training(lr=0.1, batch=10), "model": "linear", "participation": participation}
     plain, other = (run(method, small(), **options).server.theta for method in ("fedavg", text))
     torch.testing.assert_close(plain, other, rtol=1e-5, atol=1e-6)
 
@@ -176,9 +177,16 @@ def test_runners_agree(text):
     torch.testing.assert_close(one.server.theta, other.server.theta, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("text", ["fairfed", "fedfb"])
+def test_a_model_trained_with_groups_is_loaded_again(text, tmp_path):
+    result = run(text, small(), rounds=2)
+    trained = load(save(result, tmp_path))
+    assert len(trained.predict(small().x[:4])) == 4
+
+
 def test_three_groups():
     assert run("fedfb", small(groups=("a", "b", "c")), rounds=2).values()
-    with pytest.raises(EquipoiseError, match=r"fairfed compares two groups\. Found 3"):
+    with pytest.raises(EquipoiseError, match=r"of `fairfed` compares two groups\. Found 3"):
         run("fairfed", small(groups=("a", "b", "c")), rounds=2)
 
 

@@ -80,7 +80,7 @@ class Part:
 
         A need is a report (`"loss"`), something a shape part makes (`"mask"`), something that the server sends to
         clients (`"shared weight"`), or something that the model, the data or the loss must have (`"feature map"`,
-        `"validation"`, `"classes"`, `"class outputs"`, `"groups"`).
+        `"validation"`, `"classes"`, `"class outputs"`, `"groups"`, `"two groups"`).
         """
         return self._needs
 
@@ -88,6 +88,9 @@ class Part:
     def gives(self) -> tuple[str, ...]:
         """The names of what this part provides for the `needs` of others."""
         return self._gives
+
+    def check_company(self, parts: Sequence[Part]) -> None:
+        """Refuse, by an `EquipoiseError`, to be in one method with these parts. By default a part goes with all."""
 
     @property
     def remembers(self) -> str:

@@ -298,6 +298,11 @@ def check_loss(method: Method, federation: Federation, loss: Loss) -> None:
                 f"`{part.name}` ({part.role}) of `{method}` needs samples that are marked with their groups. Name the column "
                 "that marks them with --group, or give the groups as a third array to Federation.from_tensors."
             )
+        if "two groups" in part.needs and federation.groups is not None and len(federation.groups.names) != 2:
+            raise EquipoiseError(
+                f"`{part.name}` ({part.role}) of `{method}` compares two groups. Found {len(federation.groups.names)}: join "
+                "some, or use fedfb."
+            )
     lacking = {"classes": loss.target != "classes", "class outputs": not isinstance(loss, CrossEntropy)}
     what = {"classes": "classes to predict", "class outputs": "one output of the model per class"}
     for part in method.parts:

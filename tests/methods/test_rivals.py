@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise import EquipoiseError, Training, aggregate, parse
+from equipoise import EquipoiseError, Training, aggregate, parse, run
 from equipoise.engine.checks import Checks
 from equipoise.engine.settings import Settings
 from equipoise.method.registry import adapt_to_data
@@ -238,6 +238,17 @@ def test_a_normaliser_is_the_way_that_a_constant_gradient_carries():
         training = Training(steps=steps, batch=None, lr=0.1, momentum=momentum)
         (one,) = played(parse(f"fednova(mu={pull / 0.1})"), [[0]], training=training)
         assert float(one.replies.reports["normaliser"]) == pytest.approx(-x, rel=1e-5)
+
+
+def test_fednova_must_know_the_proximal_term():
+    with pytest.raises(EquipoiseError, match=r"write fednova\(mu=0\.5\)"):
+        parse("fednova + fedprox(mu=0.5)")
+    assert parse("fednova(mu=0.5) + fedprox(mu=0.5)").terms == parse("fednova(mu=0.5)").terms
+
+
+def test_fednova_with_a_proximal_term_that_overshoots():
+    with pytest.raises(EquipoiseError, match=r"`mu` must be below 1 / lr = 20"):
+        run("fednova(mu=30.0)", blobs(), rounds=1, training=Training(lr=0.05))
 
 
 def test_fednova_with_equal_steps_is_fedavg():

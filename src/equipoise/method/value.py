@@ -41,7 +41,7 @@ SOURCES = {
 }
 # Needs that the model, the data or the loss must meet, not a part. "classes" are targets that are classes, "class
 # outputs" one output of the model for each of them, "groups" marks that put samples into groups.
-FROM_OUTSIDE = frozenset({"feature map", "validation", "classes", "class outputs", "groups"})
+FROM_OUTSIDE = frozenset({"feature map", "validation", "classes", "class outputs", "groups", "two groups"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +93,7 @@ class Method:
                         need, f"{kind}: add a part that gives it{' to `reports`' if need in REPORTS else ''}"
                     )
                     raise EquipoiseError(f"`{part.name}` ({part.role}) needs {source}. No part of {written} gives it.")
+            part.check_company(self.parts)
         _refuse_rivals(self.share)
         for share in self.share:
             if "probe" in share.phases and share.reads_updates:

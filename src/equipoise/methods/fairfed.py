@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equipoise.method import EquipoiseError, Method, PerClient, Round, State, Weigh, Weighed, register, require
+from equipoise.method import Method, PerClient, Round, State, Weigh, Weighed, register, require
 from equipoise.parts.groups import GroupCounts
 from equipoise.parts.weights import shares
 
@@ -44,7 +44,7 @@ def find_distances(counts: Tensor, metric: Metric) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class NearGlobalGap(Weigh, needs=("samples", "group_counts"), remembers="its weight"):
+class NearGlobalGap(Weigh, needs=("samples", "group_counts", "two groups"), remembers="its weight"):
     """Lowers the weights of clients whose gap between two groups differs more than on average from the pooled one."""
 
     beta: float
@@ -53,8 +53,6 @@ class NearGlobalGap(Weigh, needs=("samples", "group_counts"), remembers="its wei
 
     def __call__(self, round: Round, state: State) -> Weighed:
         counts, samples = (round.reports[name].double() for name in ("group_counts", "samples"))
-        if counts.shape[1] != 2:
-            raise EquipoiseError(f"fairfed compares two groups. Found {counts.shape[1]}: join some, or use fedfb.")
         distance, whole = find_distances(counts, self.metric)
         figures = {"gap": signed_gap(counts, self.metric), "distance": distance, "pooled gap": whole}
         if self.form == "exp":

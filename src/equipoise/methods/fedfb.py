@@ -88,12 +88,13 @@ class GroupShare(
         known = state.rows("sizes").put(round.clients, each)
         pooled = torch.stack([known[c] for c in known]).sum((0, 2))
         done = state.tensor("count", torch.tensor(0))
-        start = (pooled / pooled.sum()).expand(2, -1)
         rate = self.alpha / float(done + 1) ** 0.5
-        before = state.tensor("shares", start)
+        # The weights are remembered, not the shares: these change as well when further clients become known.
+        parts = pooled / pooled.sum()
+        before = state.tensor("weights", torch.ones_like(each[0].T)) * parts
         after, _ = move_weights(before, each.sum(0), losses.sum(0), pooled, rate, self.metric)
-        weights = after * pooled.sum() / pooled.clamp(min=1)
-        return Sent({GROUP_WEIGHTS: weights.float()}, {"sizes": known, "shares": after, "count": done + 1})
+        weights = torch.where(parts > 0, after / parts, 1.0)
+        return Sent({GROUP_WEIGHTS: weights.float()}, {"sizes": known, "weights": weights, "count": done + 1})
 
 
 @register(

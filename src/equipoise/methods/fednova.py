@@ -6,12 +6,26 @@ divides each update by its normaliser `a_k`, the sum of the weights with which t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from equipoise.grammar import Value
-from equipoise.method import Method, Report, Round, State, Tensors, Trained, Weigh, Weighed, register, require
+from equipoise.method import (
+    EquipoiseError,
+    Method,
+    Part,
+    Report,
+    Round,
+    State,
+    Tensors,
+    Trained,
+    Weigh,
+    Weighed,
+    register,
+    require,
+)
 from equipoise.parts.reports import LocalSteps, effective_steps
 from equipoise.parts.terms import Proximal
 from equipoise.parts.weights import shares
@@ -25,11 +39,21 @@ class Normaliser(Report, gives=("normaliser",)):
 
     mu: float = 0.0  # weight of the proximal term
 
+    def check_company(self, parts: Sequence[Part]) -> None:
+        """It must know the proximal term of the method."""
+        for part in parts:
+            if isinstance(part, Proximal) and part.mu != self.mu:
+                raise EquipoiseError(
+                    f"fednova(mu={self.mu!r}) would divide updates wrongly beside a proximal term of weight {part.mu!r}: "
+                    f"write fednova(mu={part.mu!r}), which has that term."
+                )
+
     def __call__(self, trained: Trained) -> Tensors:
         steps = trained.steps.to(torch.get_default_dtype())
         if not self.mu:
             return {"normaliser": effective_steps(steps, trained.momentum)}
         pull = trained.lr * self.mu
+        require(pull < 1, "mu", f"below 1 / lr = {1 / trained.lr:g}: beyond it the proximal term overshoots", self.mu)
         return {"normaliser": (1 - (1 - pull) ** steps) / pull}
 
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from equipoise.data import Client, Federation, Preparation
+from equipoise.data.arrays import Groups
 from equipoise.data.images import rebuild_preparation
 from equipoise.data.stand_in import zero_targets
 from equipoise.grammar import did_you_mean, join_words
@@ -89,6 +90,7 @@ def load(place: Path | str, model: ModelSource | None = None) -> Loaded:
     preparation = rebuild_preparation(data["preparation"])
     sample = torch.zeros(2, *data["sample"]["shape"], dtype=getattr(torch, data["sample"]["dtype"]))
     first = Client("first", torch.tensor([0, 1]), torch.tensor([0, 1]))
+    marks = data.get("groups")
     stub = Federation(
         data["name"],
         sample,
@@ -98,6 +100,7 @@ def load(place: Path | str, model: ModelSource | None = None) -> Loaded:
         preparation=preparation,
         centre=data.get("centre", 0.0),
         spread=data.get("spread", 1.0),
+        groups=None if marks is None else Groups(marks["name"], tuple(marks["names"]), torch.tensor([0, 0])),
     )
     if model is None:
         _refuse_changed_code(facts)
