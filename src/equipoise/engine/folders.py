@@ -152,11 +152,7 @@ def read_state(place: Path) -> dict[str, Any]:
     content = whole["content"]
     if whole["format"] > FORMAT:
         raise CheckpointError(f"`{place}` was written by a newer Equipoise (format {whole['format']}): update.")
-    if (
-        set(whole) != {"format", "sha256", "content"}
-        or whole["format"] < 1
-        or _digest(content) != whole["sha256"]
-    ):
+    if set(whole) != {"format", "sha256", "content"} or whole["format"] < 1 or _digest(content) != whole["sha256"]:
         raise CheckpointError(f"`{place}` is corrupt: the checksum of {STATE} differs.")
     return dict(content)
 
