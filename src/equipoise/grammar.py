@@ -152,8 +152,12 @@ def _calls(node: ast.expr, text: str) -> list[Call]:
                 raise EquipoiseError(f"A parameter is given twice in `{show(text)}`.")
             return [Call(name, tuple((_argument_name(k, text), _literal(k.value, name, text)) for k in keywords))]
         case ast.Call(func=ast.Name(id=name)):
-            raise EquipoiseError(f"Arguments go by keyword, as in `{show(name)}(parameter=value)`. Found `{show(text)}`.")
-    raise EquipoiseError(f"Cannot read `{show(text)}`. Write names joined by `+`, for example `eagle(lam=0.1) + fedheal`.")
+            raise EquipoiseError(
+                f"Arguments go by keyword, as in `{show(name)}(parameter=value)`. Found `{show(text)}`."
+            )
+    raise EquipoiseError(
+        f"Cannot read `{show(text)}`. Write names joined by `+`, for example `eagle(lam=0.1) + fedheal`."
+    )
 
 
 def _argument_name(keyword: ast.keyword, text: str) -> str:
@@ -168,7 +172,7 @@ def _literal(node: ast.expr, name: str, text: str) -> Value:
     except (ValueError, TypeError):
         shown = show(ast.unparse(node))
         raise EquipoiseError(
-            f"Arguments of `{show(name)}` must be plain values; found `{shown}` in `{show(text)}`. Text needs quotes: '{shown}'."
+            f"Arguments of `{show(name)}` must be plain; found `{shown}` in `{show(text)}`. Text needs quotes: '{shown}'."
         ) from None
 
 
@@ -196,9 +200,8 @@ class Entry(Generic[Built]):
         for name in arguments:
             if name not in self.parameters:
                 known = ", ".join(self.parameters) or "none"
-                raise EquipoiseError(
-                    f"`{self.name}` has no parameter `{show(name)}`.{did_you_mean(name, self.parameters)} Its parameters: {known}."
-                )
+                hint = did_you_mean(name, self.parameters)
+                raise EquipoiseError(f"`{self.name}` has no parameter `{show(name)}`.{hint} Its parameters: {known}.")
         return {
             name: fit_to_type(value, hints[name], f"{self.name}({name})") if name in hints else value
             for name, value in arguments.items()
@@ -222,7 +225,9 @@ def fit_to_type(value: Value, kind: object, where: str) -> Value:
         if value in options and type(value) in {type(option) for option in options}:
             return value
         hint = did_you_mean(value, [o for o in options if isinstance(o, str)]) if isinstance(value, str) else ""
-        raise EquipoiseError(f"{where} must be one of {', '.join(map(repr, options))}. Found {show_value(value)}.{hint}")
+        raise EquipoiseError(
+            f"{where} must be one of {', '.join(map(repr, options))}. Found {show_value(value)}.{hint}"
+        )
     if origin is tuple:
         if isinstance(value, (list, tuple)):
             return tuple(fit_to_type(item, options[0], where) for item in value)
