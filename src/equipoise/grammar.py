@@ -172,7 +172,8 @@ def _literal(node: ast.expr, name: str, text: str) -> Value:
     except (ValueError, TypeError):
         shown = show(ast.unparse(node))
         raise EquipoiseError(
-            f"Arguments of `{show(name)}` must be plain; found `{shown}` in `{show(text)}`. Text needs quotes: '{shown}'."
+            f"Arguments of `{show(name)}` must be plain values; found `{shown}` in `{show(text)}`. Text needs quotes: "
+            f"'{shown}'."
         ) from None
 
 

@@ -14,7 +14,8 @@ from equipoise.metrics import UNSEEN
 
 MOST_ROUNDS = 10**7  # more than any run does: plots have a column per round
 WORDS = {str: "text", int: "a whole number", float: "a number", dict: "a table", list: "a list", Mapping: "a table"}
-CLIENT = {"name": str, "domain": str, "train": int, "test": int, "classes": list}
+# Real sites do not tell which classes they hold.
+CLIENT = {"name": str, "domain": str, "train": int, "test": int, "classes": ([float], None)}
 SHAPE: Mapping[Any, Any] = {
     "status": str,
     "method": str,
@@ -24,7 +25,7 @@ SHAPE: Mapping[Any, Any] = {
     "demanded": dict,
     "rounds": int,
     "participation": float,
-    "buffers": str,
+    "buffers": (str, dict),
     "seed": int,
     "digest": str,
     "evaluated": {"model": str},
@@ -59,13 +60,21 @@ def find_oddity(facts: Mapping[str, Any]) -> str:
         return f"says `rounds` {facts['rounds']}"
     if facts["status"] == "finished" and not facts["seconds_per_round"]:
         return "is of a finished run, and has no `seconds_per_round`"
-    names = [client["name"] for client in facts["data"]["clients"]]
+    clients = facts["data"]["clients"]
+    if len({len(client["classes"] or ()) for client in clients}) > 1:
+        return "does not count the same classes at every client"
+    names = [client["name"] for client in clients]
     return "" if names and len(set(names)) == len(names) else "does not name each client once"
 
 
 def _compare(where: str, found: Any, wanted: Any) -> str:
     """In what a value is not of the wanted shape: a type, a table with these entries at least (`str`: with any, all of
-    one shape), or a list of one kind of item."""
+    one shape), a list of one kind of item, None, or one of several in a tuple."""
+    if isinstance(wanted, tuple):
+        against = [_compare(where, found, one) for one in wanted]
+        return against[0] if all(against) else ""
+    if wanted is None:
+        return "" if found is None else f"must hold nothing in `{where}`"
     kind = wanted if isinstance(wanted, type) else type(wanted)
     fits = isinstance(found, (int, float) if kind is float else kind) and not isinstance(found, bool)
     if not fits or (isinstance(found, float) and not math.isfinite(found)):
