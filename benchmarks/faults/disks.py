@@ -35,12 +35,13 @@ def damage_checkpoints(count: int, seed: int = 0) -> list[Row]:
         _run_with_checkpoints(whole, rounds)
         before, newest = find_saved(whole)
         good, facts = hash_model(read(before).server), verify(before)["facts"]
-        names = sorted(path.name for path in newest.iterdir())
+        files = sorted(path.relative_to(whole) for path in newest.iterdir())
+        files.append(Path(verify(newest)["records"]["file"]))
         found = {"with a bit flipped": 0, "truncated": 0}
         for kind in found:
             for _ in range(count):
                 shutil.copytree(whole, folder)
-                _damage(folder / newest.name / draw.choice(names), kind == "truncated", draw)
+                _damage(folder / draw.choice(files), kind == "truncated", draw)
                 snapshot, wrong = resume_or_clear(Checkpoints(folder, resume=True), facts, rounds)
                 found[kind] += bool(snapshot and wrong and hash_model(snapshot.server) == good)
                 shutil.rmtree(folder)

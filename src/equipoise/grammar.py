@@ -22,6 +22,7 @@ from equipoise.errors import EquipoiseError
 
 Built = TypeVar("Built")
 Value = object  # a Python literal
+LARGEST = 2**63 - 1  # the largest whole number of 64 bits
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class Call:
 
 ALIKE = 0.7  # of two names: the share of letters that they have in common, in the same order
 ALIKE_IF_SHORT = 0.6  # the same for names of at most four letters, of which one wrong letter is a larger share
+MOST = 100  # letters of a name that are compared
 STEM = 3  # letters that a name must have to be taken for the beginning or a word of another
 
 
@@ -49,7 +51,7 @@ def did_you_mean(word: str, choices: Iterable[str]) -> str:
     >>> did_you_mean("Label", ["age", "class_label"]), did_you_mean("client", ["clinical", "age"])
     (' Did you mean `class_label`?', '')
     """
-    likeness = {choice: _liken(word.lower(), choice.lower()) for choice in choices}
+    likeness = {choice: _liken(word[:MOST].lower(), choice.lower()) for choice in choices}
     best = max(likeness, key=lambda choice: likeness[choice], default="")
     return f" Did you mean `{best}`?" if likeness.get(best, 0) else ""
 
@@ -60,6 +62,24 @@ def _liken(a: str, b: str) -> float:
     share = difflib.SequenceMatcher(None, a, b).ratio()
     is_part = len(short) >= STEM and (long.startswith(short) or short in re.split(r"[\W_]+", long))
     return share if is_part or share >= (ALIKE if len(long) > 4 else ALIKE_IF_SHORT) else 0.0
+
+
+def show(text: str, most: int = 200) -> str:
+    """A text in one line of a message: cut off after `most` letters, and with odd letters as escapes.
+
+    >>> show("a\\nb" + 10 * "c", 6)
+    'a\\\\nbccc...'
+    """
+    letters = (one if one.isprintable() else one.encode("unicode_escape").decode() for one in text[:most])
+    return "".join(letters) + "..." * (len(text) > most)
+
+
+def show_value(value: Value) -> str:
+    """A value in one line of a message."""
+    try:
+        return show(repr(value))
+    except (ValueError, RecursionError):  # Python writes no number of thousands of digits
+        return f"a {type(value).__name__} that is too long to be shown"
 
 
 def join_words(words: Sequence[str], most: int = 5) -> str:
@@ -95,10 +115,17 @@ def parse_calls(text: str) -> list[Call]:
     """
     try:
         return _calls(ast.parse(text.strip(), mode="eval").body, text)
+    except EquipoiseError:
+        raise
     except SyntaxError as error:
-        raise EquipoiseError(
-            f"Cannot read `{text}`: {error.msg}. Write for example `eagle(lam=0.1) + fedheal`."
-        ) from None
+        why = error.msg
+    except UnicodeError:
+        why = "it holds half a letter (a lone surrogate)"
+    except (RecursionError, MemoryError):
+        why = "it has too many terms, or brackets inside brackets"
+    except ValueError as error:
+        why = str(error)
+    raise EquipoiseError(f"Cannot read `{show(text)}`: {why}. Write for example `eagle(lam=0.1) + fedheal`.")
 
 
 def parse_one(text: str, kind: str) -> Call:
@@ -109,7 +136,7 @@ def parse_one(text: str, kind: str) -> Call:
     """
     calls = parse_calls(text)
     if len(calls) != 1:
-        raise EquipoiseError(f"Name one {kind}. Found `{text}`.")
+        raise EquipoiseError(f"Name one {kind}. Found `{show(text)}`.")
     return calls[0]
 
 
@@ -122,26 +149,31 @@ def _calls(node: ast.expr, text: str) -> list[Call]:
         case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords):
             names = [keyword.arg for keyword in keywords]
             if len(set(names)) < len(names):
-                raise EquipoiseError(f"A parameter is given twice in `{text}`.")
+                raise EquipoiseError(f"A parameter is given twice in `{show(text)}`.")
             return [Call(name, tuple((_argument_name(k, text), _literal(k.value, name, text)) for k in keywords))]
         case ast.Call(func=ast.Name(id=name)):
-            raise EquipoiseError(f"Arguments go by keyword, as in `{name}(parameter=value)`. Found `{text}`.")
-    raise EquipoiseError(f"Cannot read `{text}`. Write names joined by `+`, for example `eagle(lam=0.1) + fedheal`.")
+            raise EquipoiseError(
+                f"Arguments go by keyword, as in `{show(name)}(parameter=value)`. Found `{show(text)}`."
+            )
+    raise EquipoiseError(
+        f"Cannot read `{show(text)}`. Write names joined by `+`, for example `eagle(lam=0.1) + fedheal`."
+    )
 
 
 def _argument_name(keyword: ast.keyword, text: str) -> str:
     if keyword.arg is None:
-        raise EquipoiseError(f"`**` cannot be used in `{text}`: write each argument as `parameter=value`.")
+        raise EquipoiseError(f"`**` cannot be used in `{show(text)}`: write each argument as `parameter=value`.")
     return keyword.arg
 
 
 def _literal(node: ast.expr, name: str, text: str) -> Value:
     try:
         return ast.literal_eval(node)
-    except ValueError:
-        shown = ast.unparse(node)
+    except (ValueError, TypeError):
+        shown = show(ast.unparse(node))
         raise EquipoiseError(
-            f"Arguments of `{name}` must be plain values; found `{shown}` in `{text}`. Text needs quotes: '{shown}'."
+            f"Arguments of `{show(name)}` must be plain values; found `{shown}` in `{show(text)}`. Text needs quotes: "
+            f"'{shown}'."
         ) from None
 
 
@@ -169,9 +201,8 @@ class Entry(Generic[Built]):
         for name in arguments:
             if name not in self.parameters:
                 known = ", ".join(self.parameters) or "none"
-                raise EquipoiseError(
-                    f"`{self.name}` has no parameter `{name}`.{did_you_mean(name, self.parameters)} Its parameters: {known}."
-                )
+                hint = did_you_mean(name, self.parameters)
+                raise EquipoiseError(f"`{self.name}` has no parameter `{show(name)}`.{hint} Its parameters: {known}.")
         return {
             name: fit_to_type(value, hints[name], f"{self.name}({name})") if name in hints else value
             for name, value in arguments.items()
@@ -195,11 +226,15 @@ def fit_to_type(value: Value, kind: object, where: str) -> Value:
         if value in options and type(value) in {type(option) for option in options}:
             return value
         hint = did_you_mean(value, [o for o in options if isinstance(o, str)]) if isinstance(value, str) else ""
-        raise EquipoiseError(f"{where} must be one of {', '.join(map(repr, options))}. Found {value!r}.{hint}")
+        raise EquipoiseError(
+            f"{where} must be one of {', '.join(map(repr, options))}. Found {show_value(value)}.{hint}"
+        )
     if origin is tuple:
         if isinstance(value, (list, tuple)):
             return tuple(fit_to_type(item, options[0], where) for item in value)
         raise _unfit(value, kind, where)
+    if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+        raise EquipoiseError(f"{where} must be a number that 64 bits can hold. Found {show_value(value)}.")
     if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     if kind is int and isinstance(value, float) and value.is_integer():
@@ -215,7 +250,7 @@ def fit_to_type(value: Value, kind: object, where: str) -> Value:
 def _unfit(value: Value, kind: object, where: str) -> EquipoiseError:
     names = {"float": "a number", "int": "a whole number", "str": "text in quotes", "bool": "True or False"}
     wanted = names.get(getattr(kind, "__name__", ""), str(kind).replace("NoneType", "None"))
-    return EquipoiseError(f"{where} must be {wanted}. Found {value!r}.")
+    return EquipoiseError(f"{where} must be {wanted}. Found {show_value(value)}.")
 
 
 def require(condition: bool, parameter: str, rule: str, value: Value) -> None:
@@ -226,7 +261,7 @@ def require(condition: bool, parameter: str, rule: str, value: Value) -> None:
     equipoise.EquipoiseError: Parameter `tau` must be between 0 and 1. Found tau=1.5.
     """
     if not condition:
-        raise EquipoiseError(f"Parameter `{parameter}` must be {rule}. Found {parameter}={value!r}.")
+        raise EquipoiseError(f"Parameter `{parameter}` must be {rule}. Found {parameter}={show_value(value)}.")
 
 
 class Mistakes:
@@ -276,5 +311,5 @@ class Registry(dict[str, Entry[Built]]):
             all_of_them = (
                 f"`equipoise {self.kind}s` lists them all." if self.listed else f"There are {', '.join(self)}."
             )
-            raise EquipoiseError(f"Unknown {self.kind} `{name}`.{did_you_mean(name, self)} {all_of_them}")
+            raise EquipoiseError(f"Unknown {self.kind} `{show(name)}`.{did_you_mean(name, self)} {all_of_them}")
         return self[name]

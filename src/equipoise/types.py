@@ -217,6 +217,7 @@ class Definition(NamedTuple):
     # 1: an answer is refused if its norm is far above the other clients'. 2: the same for values that are squares,
     # which differ more between clients. 0: its norm is not checked.
     length_power: int = 0
+    is_signed: bool = True  # False: a negative value cannot be true, as of a count
 
     @property
     def axes(self) -> list[str]:
@@ -225,7 +226,7 @@ class Definition(NamedTuple):
 
 
 REPORTS: dict[str, Definition] = {
-    "samples": Definition("[m]", "training samples of the client"),
+    "samples": Definition("[m]", "training samples of the client", is_signed=False),
     "loss": Definition(
         "[m]", "mean loss of the *received* model on the training data, eval mode",
         is_loss=True, drives_weight=True,
@@ -242,15 +243,15 @@ REPORTS: dict[str, Definition] = {
         "[m]", "loss of the received model minus the client's own optimal loss, on EAGLE's split", drives_weight=True
     ),
     "fisher": Definition(
-        "[m, G]", "diagonal of the empirical Fisher matrix at the trained model, eval mode", length_power=2
+        "[m, G]", "diagonal of the empirical Fisher matrix at the trained model, eval mode", length_power=2, is_signed=False
     ),
-    "class_counts": Definition("[m, C]", "training samples of each class"),
+    "class_counts": Definition("[m, C]", "training samples of each class", is_signed=False),
     "prototypes": Definition(
         "[m, C, F]", "mean feature of each class, trained model, training data (zero where none)", length_power=1
     ),
-    "prototype_counts": Definition("[m, C]", "samples behind each prototype (zero: the prototype is missing)"),
+    "prototype_counts": Definition("[m, C]", "samples behind each prototype (zero: the prototype is missing)", is_signed=False),
     "control": Definition("[m, G]", "change of the client's control variate", length_power=1),
-    "steps": Definition("[m]", "local optimizer steps that were done"),
+    "steps": Definition("[m]", "local optimizer steps that were done", is_signed=False),
     "normaliser": Definition("[m]", "the sum of the weights with which the local gradients enter the update"),
     "loss_valid": Definition(
         "[m]", "mean cross-entropy of the *received* model on the validation data, eval mode",
@@ -260,9 +261,10 @@ REPORTS: dict[str, Definition] = {
         "[m]", "mean cross-entropy of the *trained* model on the validation data, eval mode", is_loss=True
     ),
     "group_counts": Definition(
-        "[m, Z, T, A]", "training samples by group, truth and answer of the *received* model (positive class or not)"
+        "[m, Z, T, A]", "training samples by group, truth and answer of the *received* model (positive class or not)",
+        is_signed=False,
     ),
-    "group_sizes": Definition("[m, Z, T]", "training samples by group and truth (positive class or not)"),
+    "group_sizes": Definition("[m, Z, T]", "training samples by group and truth (positive class or not)", is_signed=False),
     "group_losses": Definition(
         "[m, Z, T]", "sums of the *received* model's losses on the training data, by group and truth", length_power=1
     ),
@@ -281,6 +283,7 @@ def define_report(
     is_loss: bool = False,
     drives_weight: bool = False,
     length_power: int = 0,
+    is_signed: bool = True,
 ) -> None:
     """Add a report of your own to `REPORTS`, so that parts can give and need it and the server can check it.
 
@@ -295,6 +298,7 @@ def define_report(
         drives_weight: a client that reports a larger value gets a larger weight, so that a guard limits the effect.
         length_power: 1 refuses an answer whose norm is far above the other clients', 2 does the same for values that
             are squares, 0 does not check the norm.
+        is_signed: False says that a negative value cannot be true, as of a count; `aggregate` refuses it then.
 
     >>> define_report("entropy", "[m]", "mean entropy of the received model's predictions")
     >>> REPORTS.pop("entropy").axes
@@ -306,7 +310,7 @@ def define_report(
         raise EquipoiseError(f"A report's name is one word of letters, digits and _. Found {name!r}.")
     if not re.fullmatch(r"\[m(, [A-Z])*\]", shape):
         raise EquipoiseError(f"The shape of a report is such as '[m]' or '[m, G]', clients first. Found {shape!r}.")
-    REPORTS[name] = Definition(shape, meaning, is_loss, drives_weight, length_power)
+    REPORTS[name] = Definition(shape, meaning, is_loss, drives_weight, length_power, is_signed)
 
 
 # --------------------------------------------------------------------------- what travels

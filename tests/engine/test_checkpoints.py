@@ -161,7 +161,7 @@ def test_of_a_bad_checkpoint_the_one_before_is_used(three, kind):
     elif kind == "missing":
         (newest / "clients-00000.safetensors").unlink()
     elif kind == "newer":
-        path.write_text(path.read_text().replace('"format": 1', '"format": 2', 1))
+        path.write_text(path.read_text().replace('"format": 2', '"format": 3', 1))
     else:
         path.write_bytes({"empty": b"", "no json": b"[1]", "pickle": b"\x80\x04cos\nsystem\n."}[kind])
     whole = quiet("scaffold", blobs(), rounds=4, runner="inline")

@@ -20,8 +20,9 @@ from kit import Stop, blobs, quiet, stop_after
 from kit.files import images_federation
 from kit.flower import LoopGrid
 
-# What a real federation has of its own: how strict it is, how long it waits, and that its labels stay at the sites.
-OWN = {"runner", "checks", "limits", "seconds", "seconds_per_round", "digest", "data"}
+# What a real federation has of its own: how strict it is, how long it waits, that its labels stay at the sites; and the
+# checksums of all that.
+OWN = {"runner", "checks", "limits", "seconds", "seconds_per_round", "digest", "data", "files", "sha256"}
 
 
 def grid_of(plan, data, fault=None):

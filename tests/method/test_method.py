@@ -135,6 +135,42 @@ def test_mistakes_are_explained(text, message):
         parse(text)
 
 
+ODD = {
+    "a list in a set": "fedheal(tau={[1]})",
+    "a table as a key": "fedheal(tau={{}: 1})",
+    "400 digits": f"fedheal(tau={'9' * 400})",
+    "400 digits of a whole number": f"fedlsa(width={'9' * 400})",
+    "5000 digits": f"fedheal(tau={'9' * 5000})",
+    "5000 digits, base 16": f"fedheal(tau=0x{'f' * 5000})",
+    "a sum of 3000": " + ".join(["fedavg"] * 3000),
+    "a sum of 3000 as a value": f"fedheal(tau=1{'+1' * 3000})",
+    "3000 minuses": f"fedheal(tau={'-' * 3000}1)",
+    "3000 calls": f"fedavg{'()' * 3000}",
+    "3000 attributes": f"fedavg{'.a' * 3000}",
+    "half a letter": "fedheal\ud800",
+    "half a letter as a value": "fedheal(tau='\ud800')",
+    "half a letter in a parameter": "fedheal(ta\ud800=1)",
+    "half a letter, escaped": "fedheal(tau='\\ud800')",
+    "a zero": "fedheal\0",
+    "a zero as a value": "fedheal(tau='\\0')",
+    "two lines": "fedavg\nfedheal",
+    "deep brackets": "(" * 5000 + "fedavg" + ")" * 5000,
+    "deep brackets as a value": f"fedheal(tau={'[' * 150}{']' * 150})",
+    "open brackets": f"fedheal(tau={'[' * 5000}",
+    "a long name": "x" * 200_000,
+    "a power": "fedheal(tau=9**9**9**9)",
+}
+
+
+@pytest.mark.parametrize("text", ODD.values(), ids=ODD)
+def test_odd_texts_are_explained_in_one_short_line(text):
+    with pytest.raises(EquipoiseError) as error:
+        parse(text)
+    said = str(error.value)
+    assert said.isprintable()
+    assert len(said.encode()) < 800
+
+
 def test_positional_arguments_in_python():
     assert fedheal(0.2, 0.5) == fedheal(tau=0.2, beta=0.5)
     with pytest.raises(EquipoiseError, match="takes 1 parameters"):

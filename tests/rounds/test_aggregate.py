@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 import equipoise
 from equipoise import EquipoiseError, aggregate, parse
+from equipoise.methods.fedlf import levelling
 from kit import FACTS, LAYOUT, ROUNDS, random_round, rolled
 
 RULES = [
@@ -315,7 +316,7 @@ def test_wrong_inputs_are_explained():
     with pytest.raises(EquipoiseError, match="whole numbers"):
         one("fedavg", clients=["a", "b", "c", "d"])
     with pytest.raises(EquipoiseError, match="losses above zero"):
-        one("fedfe(lr=0.1)", reports={**r.reports, "loss": torch.tensor([-1.0, 1, 1, 1])})
+        one("fedfe(lr=0.1)", reports={**r.reports, "loss": torch.tensor([-1.0, 1, 1, 1])}, check=False)
 
 
 def test_q_weights_survive_extreme_losses():
@@ -341,3 +342,80 @@ def test_it_is_public():
 
     assert equipoise.aggregate is server.aggregate
     assert type(one("fedavg")) is equipoise.Aggregated
+
+
+# --------------------------------------------------------------------------- values that cannot be true
+def server_half(updates, method="fedavg", **changes):
+    reports = {"samples": [1.0, 2.0, 3.0], "loss": [1.0, 2.0, 3.0], **changes.pop("reports", {})}
+    return aggregate(method, torch.zeros(2), updates, clients=[7, 8, 9], reports=reports, **changes)
+
+
+@pytest.mark.parametrize(
+    ("updates", "reports", "said"),
+    [
+        ([[1.0, 2.0], [1.0, float("nan")], [0.0, 0.0]], {}, "`updates` must be finite. Found nan of client 8."),
+        ([[1.0, 2.0], [1.0, 0.0], [-float("inf"), 0.0]], {}, "`updates` must be finite. Found -inf of client 9."),
+        ([[1j, 2.0], [1.0, 0.0], [0.0, 0.0]], {}, "`updates` must be a tensor of floating-point numbers. Found complex64"),
+        ([[1, 2], [1, 0], [0, 0]], {}, "`updates` must be a tensor of floating-point numbers. Found int64."),
+        (None, {"samples": [1.0, -2.0, 3.0]}, "Report `samples` .* cannot be negative. Found -2."),
+        (None, {"samples": [0, 0, 0]}, "Report `samples` must be above zero for a client at least."),
+        (None, {"samples": [1.0, 2j, 3.0]}, "Report `samples` must be real. Found complex64."),
+        (None, {"loss": [1.0, -1e-3, 3.0]}, "Report `loss` .* cannot be negative. Found -0.001."),
+        (None, {"loss": [1.0, float("nan"), 3.0]}, "Report `loss` must be finite. Found nan of client 8."),
+        (None, {"fisher": [[1.0, 1.0], [1.0, -1.0], [1.0, 1.0]]}, "Report `fisher` .* cannot be negative. Found -1."),
+        ([[3e38, 0.0], [3e38, 0.0], [3e38, 0.0]], {}, None),
+    ],
+)  # fmt: skip
+def test_values_that_cannot_be_true_are_refused(updates, reports, said):
+    rows = torch.ones(3, 2) if updates is None else torch.tensor(updates)
+    reports = {name: torch.tensor(value) for name, value in reports.items()}
+    if said is None:
+        assert torch.isfinite(server_half(rows, reports=reports).theta).all()
+        return
+    with pytest.raises(EquipoiseError, match=said):
+        server_half(rows, reports=reports)
+
+
+def test_a_model_that_is_not_finite_is_refused():
+    updates = torch.full((3, 2), 3e38)
+    with pytest.raises(EquipoiseError, match="gives a model that is not finite"):
+        aggregate("fedavg", updates[0], updates, clients=[1, 2, 3], reports={"samples": [1.0, 1.0, 1.0]})
+
+
+def test_whoever_has_checked_values_may_leave_it_out():
+    updates = torch.tensor([[1.0, float("nan")], [1.0, 2.0], [1.0, 2.0]])
+    found = server_half(updates, check=False, reports={"loss": [-1.0, 1.0, 1.0]})
+    assert float(found.theta[0]) == 1.0
+    assert bool(found.theta[1].isnan())
+    with pytest.raises(EquipoiseError, match=r"`updates` must be \[3, 2\]"):
+        server_half(torch.ones(2, 2), check=False)
+
+
+def test_one_very_long_update_does_not_stop_fedheal_in_silence():
+    """The squares of 1e20 do not fit into float32: FedHEAL's distances were infinite, and no weight moved."""
+    draw = torch.Generator().manual_seed(0)
+    theta, memory, before = torch.zeros(50), None, None
+    for _ in range(5):
+        updates = torch.randn(4, 50, generator=draw)
+        updates[0] *= 1e20
+        found = aggregate(
+            "fedheal", theta, updates, clients=range(4), reports={"samples": [1.0, 1, 1, 1]}, server=memory
+        )
+        assert torch.isfinite(found.theta).all()
+        assert not torch.equal(found.theta, theta)
+        assert before is None or not torch.equal(found.weights, before)
+        theta, memory, before = found.theta, found.server, found.weights
+
+
+@pytest.mark.parametrize("method", ["fedlf", "fedlf(variant='released')"])
+@pytest.mark.parametrize("loss", [0.0, 1e-320, 1e-200])
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_fedlf_with_losses_of_zero_is_fedlf_with_equal_losses(method, loss, count):
+    updates = torch.randn(count, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    zero, equal = (
+        aggregate(method, torch.zeros(6, dtype=torch.float64), updates, clients=range(count),
+                  reports={"loss": torch.full((count,), value, dtype=torch.float64)})
+        for value in (loss, 1.0)
+    )  # fmt: skip
+    assert levelling(torch.full((count,), loss, dtype=torch.float64)).abs().max() == 0
+    torch.testing.assert_close(zero.theta, equal.theta)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Folders = Annotated[list[Path], typer.Argument(help="run folders, or folders that hold them")]
 Reference = Annotated[str | None, typer.Option(help="the method that the others are compared with [default: fedavg]")]
+DAMAGED = 1  # the exit code of `runs --verify` if a folder is damaged
 OBJECTED = 1  # the exit code of `verdict` if what --fail-on names was found
 
 
@@ -135,31 +136,39 @@ def plot(
         raise EquipoiseError(f"These runs do not hold what `{kind}` needs. docs/report.md says what that is.")
 
 
-def runs(folders: Annotated[list[Path] | None, typer.Argument(help="where to look [default: runs]")] = None) -> None:
+def runs(
+    folders: Annotated[list[Path] | None, typer.Argument(help="where to look [default: runs]")] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="look at the checksums of all files; exit with 1 if one is damaged")
+    ] = False,
+) -> None:
     """List the run folders, and how far each run came."""
-    from equipoise.runs.reading import find_runs, read
+    from equipoise.runs.reading import read_all
 
-    table = Table("run", "data", "method", "seed", "rounds", "status", title="Runs", title_justify="left")
-    wrong = []
-    for place in find_runs(folders or [Path("runs")]):
-        try:
-            run = read(place)
-        except EquipoiseError as error:
-            wrong.append(str(error))
-            continue
+    found, wrong = read_all(folders or [Path("runs")], whole=verify)
+    last = ("files",) if verify else ()
+    table = Table("run", "data", "method", "seed", "rounds", "status", *last, title="Runs", title_justify="left")
+    for run in found:
         facts = run.manifest
-        status = "unfinished" if facts["status"] == "running" else facts["status"]
-        cells = (
-            place.name,
+        cells = [
+            run.place.name,
             facts["data"]["name"],
             run.method,
             str(run.seed),
             f"{run.rounds_done} of {facts['rounds']}",
-            status,
-        )
+            "unfinished" if facts["status"] == "running" else facts["status"],
+        ]
+        if verify:
+            cells.append("verified" if run.is_verified else "not verified")
         table.add_row(*map(escape, cells))
     screen.print(table)
     say_notes(wrong)
+    if verify:
+        unknown = sum(not run.is_verified for run in found)
+        without = f" {unknown} cannot be verified: an earlier version wrote no checksums." if unknown else ""
+        screen.print(f"{len(found) - unknown} verified, {len(wrong)} cannot be used.{without}", soft_wrap=True)
+        if wrong:
+            raise typer.Exit(DAMAGED)
 
 
 def evaluate(

@@ -194,7 +194,7 @@ def _list_used(
             raise EquipoiseError(
                 f"There is no column `{name}` to ignore.{did_you_mean(name, present)} There are: {join_words(present, 12)}."
             )
-    known = present if fixed is None else [*targets, owner, domain, fixed.group, *fixed.columns]
+    known = {*present} if fixed is None else {*targets, owner, domain, fixed.group, *fixed.columns}
     left = {*ignore, *(() if owner else ("client",))} - {*targets}
     return [name for name in present if name in known and name not in left]
 

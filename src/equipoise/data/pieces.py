@@ -4,6 +4,7 @@ client and the split that its place in the folders tells."""
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -136,7 +137,7 @@ def _tables(paths: Sequence[Path], client: str | None) -> list[Piece]:
 def _table(path: Path, client: str | None, split: Split | None) -> Piece:
     table, images, notes = read_rows(path)
     names = table.column_names
-    twin = next((name for name in names if names.count(name) > 1), None)
+    twin = next((name for name, count in Counter(names).items() if count > 1), None)
     if twin is not None:
         places = " and ".join(str(i + 1) for i, name in enumerate(names) if name == twin)
         raise EquipoiseError(f"`{path}` has several columns `{twin}` (columns {places}). Rename or remove all but one.")

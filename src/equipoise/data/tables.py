@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -109,12 +110,17 @@ class Rows:
 
     def column(self, name: str) -> pa.ChunkedArray:
         """One column; an error that lists the columns if it is missing."""
-        if name not in self.table.column_names:
+        if name not in self._places:
             raise EquipoiseError(
                 f"There is no column `{name}` at {self}.{did_you_mean(name, self.table.column_names)} It has: "
                 f"{join_words(self.table.column_names, 12)}."
             )
-        return self.table[name]
+        return self.table.column(self._places[name])
+
+    @cached_property
+    def _places(self) -> dict[str, int]:
+        """Name -> place of each column. pyarrow lists all names anew whenever it is asked for one."""
+        return {name: place for place, name in enumerate(self.table.column_names)}
 
 
 # --------------------------------------------------------------------------- what the columns hold
@@ -302,7 +308,7 @@ def list_levels(rows: Rows, name: str) -> list[str | None]:
 def list_misfits(rows: Rows, schema: Schema) -> list[str]:
     """Everything in which rows do not fit a schema, in words: columns that are missing, and text in place of numbers."""
     mistakes = Mistakes()
-    there = rows.table.column_names
+    there = dict.fromkeys(rows.table.column_names)
     unused = [name for name in there if name not in schema.columns and name not in schema.targets]
     for name, levels in schema.columns.items():
         with mistakes.noted():

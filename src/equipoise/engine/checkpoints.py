@@ -1,5 +1,5 @@
 """Checkpoints, from which an interrupted run can go on. Each is a folder such as `round-00000012` that holds a run
-between two rounds.
+between two rounds; the records of all rounds so far are in a file beside it, see `record_lines.py`.
 
 The last two are kept. A run that resumes takes the newest good one.
 """
@@ -7,11 +7,10 @@ The last two are kept. A run that resumes takes the newest good one.
 from __future__ import annotations
 
 import hashlib
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from equipoise.engine.folders import (
     CheckpointError,
     as_json,
     explain_trouble,
+    read_state,
     refuse_foreign,
     remove_folder,
     remove_leftovers,
@@ -33,10 +33,10 @@ from equipoise.engine.folders import (
     seal,
     verify,
 )
-from equipoise.engine.result import Rejection, RoundRecord, Selection
+from equipoise.engine.record_lines import Mark, add_records, read_records, rebuild_records, remove_records
+from equipoise.engine.result import RoundRecord
 from equipoise.engine.states import ClientStates
 from equipoise.grammar import require
-from equipoise.rounds.evaluation import Score
 from equipoise.types import ClientState, EquipoiseError, Memory, PerClient, Server
 
 KEPT = 2  # checkpoints of a run
@@ -80,8 +80,9 @@ def write(folder: Path, snapshot: Snapshot, facts: Mapping[str, object]) -> Path
     place = folder / f"{PREFIX}{snapshot.round:08d}"
     try:
         remove_leftovers(folder)
+        mark = add_records(folder, snapshot.records, _find_marks(folder))
         with replace_folder(place) as draft:
-            _fill(draft, snapshot, facts)
+            _fill(draft, snapshot, facts, mark)
         for old in find_saved(folder)[:-KEPT]:
             remove_folder(old)
     except (OSError, SafetensorError) as error:
@@ -92,7 +93,17 @@ def write(folder: Path, snapshot: Snapshot, facts: Mapping[str, object]) -> Path
     return place
 
 
-def _fill(draft: Path, snapshot: Snapshot, facts: Mapping[str, object]) -> None:
+def _find_marks(folder: Path) -> list[Mark]:
+    """How far the files of records count for the checkpoints that are there, oldest first."""
+    marks = []
+    for place in find_saved(folder):
+        with suppress(CheckpointError), say_in_one_line(place):
+            records = read_state(place)["records"]
+            marks += [] if isinstance(records, list) else [Mark(**records)]  # an earlier version had a list there
+    return marks
+
+
+def _fill(draft: Path, snapshot: Snapshot, facts: Mapping[str, object], mark: Mark) -> None:
     server = snapshot.server
     tensors: dict[str, Tensor] = {}
     tree = {
@@ -115,7 +126,7 @@ def _fill(draft: Path, snapshot: Snapshot, facts: Mapping[str, object]) -> None:
         "tree": tree,
         "clients": clients,
         "sums": sums,
-        "records": [asdict(record) for record in snapshot.records],
+        "records": mark._asdict(),
         "said": dict(snapshot.said),
         "seconds": snapshot.seconds,
         "run": snapshot.run,
@@ -189,33 +200,18 @@ def _rebuild(place: Path, content: Mapping[str, Any]) -> Snapshot:
         piece = load_file(place / name)
         for client, state in clients.items():
             states[int(client)] = _get(state, piece)
-    records = [_rebuild_record(one) for one in content["records"]]
+    records = _rebuild_all_records(place, content["records"])
     return Snapshot(server, states, records, content["said"], content["seconds"], content["run"])
 
 
-def _rebuild_record(one: Mapping[str, Any]) -> RoundRecord:
-    return RoundRecord(
-        one["round"],
-        tuple(one["clients"]),
-        tuple(one["weights"]),
-        {name: tuple(values) for name, values in one["figures"].items()},
-        tuple(Score(**score) for score in one["scores"]),
-        one["seconds"],
-        tuple(Rejection(**rejection) for rejection in one["rejected"]),
-        tuple(one["warnings"]),
-        _rebuild_selection(one.get("selection", {})),
-        one.get("lr"),
-    )
-
-
-def _rebuild_selection(one: Mapping[str, Any]) -> Selection:
-    """What a record tells of a selection; nothing, if an earlier version wrote it. JSON knows no numbers as keys."""
-    by_client = {
-        name: {int(client): value for client, value in one.get(name, {}).items()} for name in ("why", "values")
-    }
-    return Selection(
-        tuple(one.get("asked", ())), tuple(one.get("candidates", ())), others=one.get("others", ""), **by_client
-    )
+def _rebuild_all_records(place: Path, found: Any) -> list[RoundRecord]:
+    if isinstance(found, list):  # an earlier version stored the records themselves
+        return rebuild_records(found)
+    mark = Mark(**found)
+    records = read_records(place.parent, mark)
+    if records is None:
+        raise CheckpointError(f"`{place}` is corrupt: the checksum of its records in {mark.file} differs.")
+    return records
 
 
 def _find_latest(folder: Path, facts: Mapping[str, object]) -> tuple[Snapshot | None, list[str]]:
@@ -253,18 +249,24 @@ def resume_or_clear(chosen: Checkpoints, facts: Mapping[str, object], rounds: in
             f"`{folder}` holds an unfinished run, at round {_round(places[-1])}: add --resume (`resume=True`, or --run-config "
             "resume=true with Flower) to go on with it, or remove the folder to start over."
         )
-    for place in places:
-        shutil.rmtree(place)
+    _clear(folder)
     return None, []
 
 
 def discard(folder: Path) -> None:
     """Remove the checkpoints of a run that is over and stored elsewhere. Those that could not be used stay."""
-    for place in find_saved(folder):
-        shutil.rmtree(place)
+    _clear(folder)
     for empty in (folder, folder.parent):
         with suppress(OSError):
             empty.rmdir()
+
+
+def _clear(folder: Path) -> None:
+    """Remove all checkpoints, the newest last: whenever this is cut off, those that are left can be used."""
+    remove_leftovers(folder)
+    for place in find_saved(folder):
+        remove_folder(place)
+    remove_records(folder)
 
 
 def hash_model(server: Server) -> str:

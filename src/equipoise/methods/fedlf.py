@@ -24,13 +24,15 @@ VANISHED = 1e-6  # a min-norm point this short, relative to the updates, counts 
 
 def levelling(loss: Tensor) -> Tensor:
     """Coefficients `[m]` of the updates in the direction that lowers `-cos(1, F)`, the unevenness of the losses F
-    `[m]`.
+    `[m]`. Where all losses are zero, they are equal, and there is no such direction.
 
     >>> levelling(torch.tensor([1.0, 3.0])), levelling(torch.tensor([2.0, 2.0])).abs().max() < 1e-6
     (tensor([-0.1342,  0.0447]), tensor(True))
     """
     even = torch.full_like(loss, len(loss) ** -0.5)
-    length = torch.linalg.vector_norm(loss).clamp(min=torch.finfo(loss.dtype).tiny)
+    length = torch.linalg.vector_norm(loss)
+    if length <= torch.finfo(loss.dtype).tiny ** 0.5:  # zero: the inverse of a square could not be represented
+        return torch.zeros_like(loss)
     direction = loss / length
     return (direction @ even * direction - even) / length
 

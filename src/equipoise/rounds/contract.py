@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
 from equipoise.grammar import did_you_mean
@@ -44,6 +45,36 @@ def check_inputs(theta: Tensor, updates: Tensor, clients: tuple[int, ...], repor
         ):
             wanted = ", ".join(str(known.get(axis) or axis) for axis in axes)
             raise EquipoiseError(f"Report `{name}` must be [{wanted}]. Found {list(value.shape)}.")
+
+
+def check_values(theta: Tensor, updates: Tensor, clients: tuple[int, ...], reports: Reports) -> None:
+    """Look whether a model, updates and reports are numbers that can be true: see `aggregate`."""
+    for name, value in (("theta", theta), ("updates", updates)):
+        if not isinstance(value, Tensor) or not value.is_floating_point():
+            kind = str(value.dtype).removeprefix("torch.") if isinstance(value, Tensor) else type(value).__name__
+            raise EquipoiseError(f"`{name}` must be a tensor of floating-point numbers. Found {kind}.")
+    _refuse_infinite(theta, "`theta`", ())
+    _refuse_infinite(updates, "`updates`", clients)
+    for name, value in reports.items():
+        if value.is_complex():
+            raise EquipoiseError(f"Report `{name}` must be real. Found {str(value.dtype).removeprefix('torch.')}.")
+        _refuse_infinite(value, f"Report `{name}`", clients)
+        means = REPORTS.get(name)
+        if means and (means.is_loss or not means.is_signed) and value.numel() and float(value.min()) < 0:
+            raise EquipoiseError(f"Report `{name}` ({means.meaning}) cannot be negative. Found {float(value.min()):g}.")
+    samples = reports.get("samples")
+    if samples is not None and samples.numel() and not bool(samples.any()):
+        raise EquipoiseError("Report `samples` must be above zero for a client at least. Found zeros.")
+
+
+def _refuse_infinite(value: Tensor, what: str, clients: tuple[int, ...]) -> None:
+    """An error if values are not finite, with the client whose row has the first of them."""
+    # Minimum and maximum are enough: a NaN shows in both, and no mask of the tensor's size is needed.
+    if not value.numel() or all(math.isfinite(one.item()) for one in torch.aminmax(value)):
+        return
+    place = (~torch.isfinite(value)).nonzero()[0].tolist()
+    whose = f" of client {clients[place[0]]}" if place[0] < len(clients) else ""
+    raise EquipoiseError(f"{what} must be finite. Found {value[tuple(place)].item()}{whose}.")
 
 
 class KnownReports(dict[str, Tensor]):

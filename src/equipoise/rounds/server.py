@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from equipoise.rounds.contract import (
     check_result,
     check_rows,
     check_shape,
+    check_values,
     describe_kind,
     weigh_raw,
 )
@@ -86,8 +86,14 @@ def aggregate(
     num_domains: int | None = None,
     total_samples: int | None = None,
     copy: bool = True,
+    check: bool = True,
 ) -> Aggregated:
     """Do the server's half of a round on plain tensors, for use in any other framework.
+
+    Shapes, names and ids are always checked. So are values, unless `check=False`: `theta`, updates and reports must be
+    real and finite; losses, counts and Fisher values not negative; some client must have samples; and the next model
+    must be finite. Nothing else is: that a report is true, or that an update is no longer than it should be, cannot be
+    seen here. `equipoise.engine.checks` compares clients with each other, as a deployment does.
 
     Args:
         method: a method, or its name such as `"fedavg"`, with parameters if any.
@@ -101,6 +107,8 @@ def aggregate(
             tensor.
         copy: whether to copy what a method remembers of `updates` and `reports` (FedFV, FedFE and FedLF do). False
             saves the copies, but then the caller must not write into these tensors afterwards.
+        check: whether to check values, too. False is for callers that have done it: what is not finite, or cannot be
+            true, then gives a model that is wrong without a word.
 
     >>> updates = torch.tensor([[1.0, 0.0], [0.0, 2.0]])
     >>> result = aggregate(parse("fedavg"), torch.zeros(2), updates, clients=[0, 1],
@@ -111,10 +119,8 @@ def aggregate(
     method = parse(method) if isinstance(method, str) else method
     ids = _checked_ids(clients)
     values = {name: torch.as_tensor(value) for name, value in reports.items()}
-    for name, value in values.items():
-        # Minimum and maximum are enough: a NaN shows in both, and no mask of the tensor's size is needed.
-        if value.numel() and not all(map(math.isfinite, (x.item() for x in torch.aminmax(value)))):
-            raise EquipoiseError(f"Report `{name}` must be finite. Found {value[~torch.isfinite(value)][0].item()}.")
+    if check:
+        check_values(theta, updates, ids, values)
     if layout is None:
         layout = Layout(("theta",), ((theta.shape[0],),))
     known = Setting(
@@ -134,7 +140,13 @@ def aggregate(
         )
     # What the server remembers must not change if the caller writes into these tensors.
     lent = (updates, *values.values()) if copy else ()
-    return _aggregate(method, theta, updates, ids, values, memory, known, ("probe", "train"), lent=lent)
+    result = _aggregate(method, theta, updates, ids, values, memory, known, ("probe", "train"), lent=lent)
+    if check and not bool(torch.isfinite(result.theta).all()):
+        raise EquipoiseError(
+            f"`{method}` gives a model that is not finite: the updates are too long for {theta.dtype}, or its parameters "
+            "let it diverge."
+        )
+    return result
 
 
 def _checked_ids(clients: Sequence[int]) -> tuple[int, ...]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from equipoise.errors import EquipoiseError
+from equipoise.runs.sums import add_file, replace_file
 
 FILE = "analysis.json"  # in the run's folder
 KINDS = ("conflicts", "consistency", "features", "saliency", "separators")  # what `--keep` can ask for
@@ -21,9 +22,8 @@ def merge_kept(place: Path, found: Mapping[str, Mapping[str, Any]]) -> None:
     if "consistency" in found:
         whole["consistency"] = {**old.get("consistency", {}), **found["consistency"]}
     try:
-        new = (place / FILE).with_suffix(".new")
-        new.write_text(json.dumps(whole))
-        new.replace(place / FILE)  # at once, so that the file is never half written
+        replace_file(place / FILE, json.dumps(whole))
+        add_file(place, FILE)
     except OSError as error:
         raise EquipoiseError(f"Cannot write `{place / FILE}`: {error.strerror}. Choose another --out.") from None
 

@@ -21,6 +21,7 @@ from equipoise.losses import check_target, parse_loss
 from equipoise.methods import parse
 from equipoise.models.own import find_file, hash_model_file
 from equipoise.runs.reading import read
+from equipoise.runs.sums import FILES, MODEL, refuse_damaged
 from equipoise.task import ModelSource, Task
 from equipoise.training import Training
 from equipoise.types import PERSONAL_LOGITS, EquipoiseError
@@ -83,10 +84,11 @@ def load(place: Path | str, model: ModelSource | None = None) -> Loaded:
     if not run.is_finished:
         raise EquipoiseError(f"`{place}` holds no finished run: its status is {run.manifest['status']}. Do it again.")
     facts, data = run.manifest, run.manifest["data"]
+    refuse_damaged(run.place, facts, {MODEL} & set(facts.get(FILES, {})))
     try:
-        stored = load_file(Path(place) / "model.safetensors")
+        stored = load_file(run.place / MODEL)
     except (OSError, SafetensorError):
-        raise EquipoiseError(f"`{place}/model.safetensors` is missing or damaged. Do the run again.") from None
+        raise EquipoiseError(f"`{run.place / MODEL}` is missing or damaged. Do the run again.") from None
     preparation = rebuild_preparation(data["preparation"])
     sample = torch.zeros(2, *data["sample"]["shape"], dtype=getattr(torch, data["sample"]["dtype"]))
     first = Client("first", torch.tensor([0, 1]), torch.tensor([0, 1]))

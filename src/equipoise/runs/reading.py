@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,8 @@ from numpy.typing import NDArray
 
 from equipoise.errors import EquipoiseError
 from equipoise.metrics import UNSEEN
+from equipoise.runs.shape import find_oddity, find_strange_rows
+from equipoise.runs.sums import FILES, MANIFEST, MODEL, OWN, is_whole, refuse_damaged
 
 SCHEMA = 1  # the version of the folder's format
 # What the columns mean is in `docs/records.md`.
@@ -101,6 +104,11 @@ class Recorded:
         return self.manifest["status"] == "finished"
 
     @property
+    def is_verified(self) -> bool:
+        """Whether the files were compared with checksums: the folders of an earlier version have none."""
+        return FILES in self.manifest
+
+    @property
     def rounds_done(self) -> int:
         """The last round that has weights in the folder; 0 if none has."""
         return int(max(self.weights["round"].to_pylist(), default=0))
@@ -166,34 +174,49 @@ class Recorded:
         return np.array([found.get(name, 0) for name in names], dtype=float)
 
 
-def read(place: Path) -> Recorded:
-    """Read a run folder. If it cannot be read, the error says why in one line."""
-    path = place / "manifest.json"
+def read(place: Path, whole: bool = False) -> Recorded:
+    """Read a run folder. If it cannot be read, or a file is not what the run wrote, the error says so in one line.
+
+    The model, which is not read here, is looked at only if `whole` says so; `load` does it, too.
+    """
+    path = place / MANIFEST
     try:
-        facts = json.loads(path.read_text(encoding="utf-8"))
+        content = path.read_bytes()
+        facts = json.loads(content)
         found = int(facts["schema"])
     except FileNotFoundError:
         raise EquipoiseError(f"`{place}` is no run folder: it has no manifest.json.") from None
     except OSError as error:
         raise EquipoiseError(f"Cannot read `{path}`: {error.strerror}.") from None
-    except (ValueError, KeyError, TypeError):
-        raise EquipoiseError(f"`{path}` is not a manifest of Equipoise, or was cut off. Do the run again.") from None
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        raise EquipoiseError(
+            f"`{path}` is not a manifest of Equipoise, is damaged or was cut off. Do the run again."
+        ) from None
+    if not is_whole(content, facts):
+        raise EquipoiseError(f"`{path}` is damaged: its checksum differs. Bring back a copy, or do the run again.")
     if found > SCHEMA:
         raise EquipoiseError(
             f"`{place}` was written by a newer Equipoise (schema {found}; this one reads up to {SCHEMA}). "
             "Update Equipoise."
         )
-    lacking = {"status", "method", "seed", "data", "digest", "rounds"} - set(facts)
-    if lacking:
-        raise EquipoiseError(f"`{path}` lacks `{min(lacking)}`: it was written by something else, or changed by hand.")
-    return Recorded(place, facts, *(_table(place, name, schema) for name, schema in TABLES.items()))
+    odd = find_oddity(facts)
+    if odd:
+        raise EquipoiseError(f"`{path}` {odd}: it was written by something else, or changed by hand.")
+    sums = facts.get(FILES, {})
+    refuse_damaged(place, facts, [name for name in sums if whole or name != MODEL])
+    tables = {name: _table(place, name, schema, sums) for name, schema in TABLES.items()}
+    odd = find_strange_rows(facts, tables)
+    if odd:
+        raise EquipoiseError(f"`{place}` holds parts of different runs: {odd}. Do the run again.")
+    return Recorded(place, facts, **tables)
 
 
-def _table(place: Path, name: str, schema: pa.Schema) -> pa.Table:
+def _table(place: Path, name: str, schema: pa.Schema, sums: Mapping[str, str]) -> pa.Table:
     """One table of a run: from the stream written so far or, if the run is over, from its Parquet file."""
     whole, stream = place / f"{name}.parquet", place / f"{name}.arrows"
-    with suppress(FileNotFoundError):  # the stream is removed last: while it is there, the other may be half written
-        return read_stream(stream, schema)
+    if whole.name not in sums:  # while the stream is there, the other may be half written
+        with suppress(FileNotFoundError):
+            return read_stream(stream, schema)
     if whole.exists():
         try:
             table = pq.read_table(whole)
@@ -210,21 +233,34 @@ def _table(place: Path, name: str, schema: pa.Schema) -> pa.Table:
 def read_stream(path: Path, schema: pa.Schema) -> pa.Table:
     """Read a stream that may be cut off anywhere, up to its last complete batch of rows."""
     batches: list[pa.RecordBatch] = []
-    with path.open("rb") as file, suppress(pa.ArrowException, OSError):
-        batches.extend(pa.ipc.open_stream(file))
+    for batch, metadata in _iterate(path):
+        own = metadata.get(OWN.encode(), b"")  # an earlier version wrote none
+        if not batch.schema.equals(schema) or own not in (b"", hash_batch(batch).encode()):
+            raise EquipoiseError(f"`{path}` is damaged: the checksum of a round differs. Do the run again.")
+        batches.append(batch)
     return pa.Table.from_batches(batches, schema)
+
+
+def hash_batch(batch: pa.RecordBatch) -> str:
+    """The checksum of the rows of a round."""
+    return hashlib.sha256(batch.serialize()).hexdigest()
+
+
+def _iterate(path: Path) -> Iterator[tuple[pa.RecordBatch, Mapping[bytes, bytes]]]:
+    """The complete batches of a stream, with what was written beside their rows."""
+    with path.open("rb") as file, suppress(pa.ArrowException, OSError, StopIteration):
+        stream = pa.ipc.open_stream(file)
+        while True:
+            found = stream.read_next_batch_with_custom_metadata()
+            yield found.batch, found.custom_metadata or {}
 
 
 def read_ends(place: Path) -> list[Ended]:
     """When the rounds of a run that is not over ended. Empty if it is over: its manifest has the times then."""
-    found: list[Ended] = []
-    with suppress(pa.ArrowException, OSError, StopIteration), (place / "weights.arrows").open("rb") as file:
-        stream = pa.ipc.open_stream(file)
-        while True:
-            metadata = stream.read_next_batch_with_custom_metadata().custom_metadata
-            if metadata is not None:  # an earlier version wrote none
-                found.append(Ended.from_metadata(metadata))
-    return found
+    with suppress(OSError):
+        # An earlier version wrote no times.
+        return [Ended.from_metadata(metadata) for _, metadata in _iterate(place / "weights.arrows") if metadata]
+    return []
 
 
 def list_inside(path: Path, drafts: bool = False) -> list[Path]:
@@ -232,9 +268,9 @@ def list_inside(path: Path, drafts: bool = False) -> list[Path]:
 
     With `drafts`, also hidden ones: a run that is to replace a finished one is written there until it is over.
     """
-    if (path / "manifest.json").exists():
+    if (path / MANIFEST).exists():
         return [path]
-    below = sorted(found.parent for found in path.glob("*/manifest.json"))
+    below = sorted(found.parent for found in path.glob(f"*/{MANIFEST}"))
     return [place for place in below if drafts or not place.name.startswith(".")]
 
 
@@ -251,12 +287,12 @@ def find_runs(paths: Iterable[Path]) -> list[Path]:
     return list(found)
 
 
-def read_all(paths: Iterable[Path]) -> tuple[list[Recorded], list[str]]:
+def read_all(paths: Iterable[Path], whole: bool = False) -> tuple[list[Recorded], list[str]]:
     """Read all run folders at these paths: the runs that can be read, and one line for each that cannot."""
     runs, wrong = [], []
     for place in find_runs(paths):
         try:
-            runs.append(read(place))
+            runs.append(read(place, whole))
         except EquipoiseError as error:
             wrong.append(str(error))
     return runs, wrong

@@ -13,7 +13,7 @@ import math
 import platform
 import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from importlib.metadata import version
@@ -32,7 +32,8 @@ from equipoise.errors import EquipoiseError
 from equipoise.metrics import UNSEEN
 from equipoise.rounds.evaluation import WORDS, choose_model_for_unseen, collect_tensors
 from equipoise.runs.cost import estimate_cost
-from equipoise.runs.reading import OPTIONAL, REPEATED, SCHEMA, TABLES, Ended, read_stream
+from equipoise.runs.reading import OPTIONAL, REPEATED, SCHEMA, TABLES, Ended, hash_batch, read_stream
+from equipoise.runs.sums import MANIFEST, MODEL, OWN, replace_file, write_manifest
 
 
 def describe_run(run: Run, status: str = "finished", why: str = "") -> dict[str, Any]:
@@ -90,11 +91,11 @@ class Recorder:
         try:
             if _holds_finished_run(self.goal):
                 self.place = draft_beside(self.goal)
-            for old in (*self.place.glob("*.parquet"), self.place / "model.safetensors"):
+            write_manifest(self.place, self.facts)  # first: an older one may vouch for what is removed now
+            for old in (*self.place.glob("*.parquet"), self.place / MODEL):
                 old.unlink(missing_ok=True)
             if run.federation.schema is not None:
-                _write(self.place / "schema.json", run.federation.schema)
-            _write(self.place / "manifest.json", self.facts)
+                replace_file(self.place / "schema.json", json.dumps(run.federation.schema, indent=2) + "\n")
             self.files = {name: (self.place / f"{name}.arrows").open("wb") for name in TABLES}
             self.streams = {name: pa.ipc.new_stream(self.files[name], schema) for name, schema in TABLES.items()}
         except OSError as error:
@@ -113,14 +114,14 @@ class Recorder:
         try:
             for name, schema in TABLES.items():
                 batch = pa.RecordBatch.from_pylist(rows[name], schema=schema)
-                self.streams[name].write_batch(batch, ended.as_metadata())
+                self.streams[name].write_batch(batch, {**ended.as_metadata(), OWN: hash_batch(batch)})
                 self.files[name].flush()
             news = [text for text in record.warnings if text not in self.facts["warnings"]]
             repeated = self.facts.pop(REPEATED, None)
             if record.rejected or news or repeated:
                 self.facts["rejected"] += _rejected(record.round, record.rejected)
                 self.facts["warnings"] += news
-                _write(self.place / "manifest.json", self.facts)
+                write_manifest(self.place, self.facts)
         except OSError as error:
             raise _unwritable(self.place, error) from None
 
@@ -138,7 +139,7 @@ class Recorder:
     def _write_facts(self) -> None:
         """Write the manifest as it is now."""
         try:
-            _write(self.place / "manifest.json", self.facts)
+            write_manifest(self.place, self.facts)
         except OSError as error:
             raise _unwritable(self.place, error) from None
 
@@ -150,9 +151,9 @@ class Recorder:
                 table = read_stream(self.place / f"{name}.arrows", schema)
                 if table.num_rows or name not in OPTIONAL:
                     pq.write_table(table, self.place / f"{name}.parquet")
-            save_file(_tensors(run), self.place / "model.safetensors")
+            save_file(_tensors(run), self.place / MODEL)
             status = "stopped" if run.stopped else "finished"
-            _write(self.place / "manifest.json", describe_run(run, status, run.stopped))
+            write_manifest(self.place, describe_run(run, status, run.stopped), self._list_files("parquet"))
             for name in TABLES:
                 (self.place / f"{name}.arrows").unlink()
             if self.place != self.goal:
@@ -174,7 +175,12 @@ class Recorder:
             if self.place != self.goal:
                 shutil.rmtree(self.place)
                 return
-            _write(self.place / "manifest.json", {**self.facts, "status": "failed", "why": why})
+            write_manifest(self.place, {**self.facts, "status": "failed", "why": why}, self._list_files("arrows"))
+
+    def _list_files(self, kind: str) -> list[str]:
+        """The files that are there when the run is over, with tables of this kind. `runs/kept.py` adds its own."""
+        names = (*(f"{name}.{kind}" for name in TABLES), MODEL, "schema.json")
+        return [name for name in names if (self.place / name).exists()]
 
     def _close(self) -> None:
         """Close the streams."""
@@ -187,7 +193,7 @@ class Recorder:
 def _holds_finished_run(place: Path) -> bool:
     """Whether a folder has the manifest of a finished run."""
     try:
-        return bool(json.loads((place / "manifest.json").read_text(encoding="utf-8"))["status"] == "finished")
+        return bool(json.loads((place / MANIFEST).read_bytes())["status"] == "finished")
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -245,19 +251,7 @@ def _tensors(run: Run) -> dict[str, Tensor]:
     return {name: value.detach().cpu().clone().contiguous() for name, value in found.items()}
 
 
-def _write(path: Path, facts: Mapping[str, object]) -> None:
-    """Write a file at once, so that it is never half written."""
-    new = path.with_suffix(".new")
-    new.write_text(json.dumps(facts, indent=2, default=_plain) + "\n")
-    new.replace(path)
-
-
 def _unwritable(place: Path, error: Exception) -> EquipoiseError:
     """The error for a folder that cannot be written."""
     why = getattr(error, "strerror", None) or error
     return EquipoiseError(f"Cannot write the run to `{place}`: {why}. Choose another --out.")
-
-
-def _plain(value: object) -> object:
-    """A value that JSON does not know, as a dict or as text."""
-    return dict(value) if isinstance(value, Mapping) else str(value)
