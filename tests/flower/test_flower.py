@@ -224,7 +224,7 @@ def test_an_odd_evaluation_ends_no_run():
 
         result = on_flower("fedavg", blobs(), without, rounds=2)
         assert {score.client for score in result.rounds[-1].scores} == {"c0", "c2", "c3"}
-        assert f"its {split} scores are not numbers" in result.rounds[-1].rejected[0].why
+        assert f"its {split} scores are missing" in result.rounds[-1].rejected[0].why
 
 
 def test_an_odd_greeting_is_told_in_words():
@@ -418,7 +418,8 @@ def test_sites_with_tables_of_their_own(tmp_path):
     for known in (result.federation, whole):  # every row is in one split, here and there
         for client in known.clients:
             held = torch.cat([client.train, client.validation, client.test])
-            assert len(held.unique()) == len(held) == rows[client.name]
+            assert len(held) == rows[client.name]
+            assert known.is_elsewhere or len(held.unique()) == len(held)
     facts = [describe_run(one)["data"]["clients"] for one in (result, simulation)]
     sizes = [[{key: c[key] for key in ("name", "train", "validation", "test")} for c in one] for one in facts]
     assert sizes[0] == sizes[1]
