@@ -28,7 +28,7 @@ def _reading(path: Path) -> Iterator[None]:
         raise EquipoiseError(f"There is no file `{path}`.") from None
     except (pa.ArrowException, OSError) as error:
         reason = str(error).split("\n")[0].rstrip(". ")[:160]
-        raise EquipoiseError(f"Cannot read `{path}`: {reason}. Is it complete? Fetch or export it again.") from None
+        raise EquipoiseError(f"Cannot read `{path}` ({reason!r}). Is it complete? Fetch or export it again.") from None
 
 
 def read_table(path: Path) -> pa.Table:
