@@ -142,17 +142,21 @@ GREETINGS: dict[str, Spoil] = {
 
 
 # --------------------------------------------------------------------------- the runs
-def _play(method: str, fault: Fault | None, intrudes: bool = False) -> Run:
-    """A run of four sites in this process; with `intrudes` a fifth one comes after the first round."""
+def _play(method: str, fault: Fault | None, intrudes: int | None = None) -> tuple[Run, str]:
+    """A run of four sites in this process; a fifth one comes after the round `intrudes`, at 0 before the first. Also
+    what was said meanwhile."""
     data = make_federation(SITES)
     plan = Plan(method=method, sites=SITES, rounds=ROUNDS)
     grid = LoopGrid(client_app(plan, data=data), {k + 1: {"partition-id": k} for k in range(SITES)}, fault)
 
     def intrude(record: RoundRecord) -> None:
-        if intrudes and record.round == 1:
+        if record.round == intrudes:
             grid.contexts[INTRUDER] = Context(1, INTRUDER, {"partition-id": 0}, RecordDict(), {})
 
-    return federate(grid, plan, on_round=intrude)
+    if intrudes == 0:
+        grid.contexts[INTRUDER] = Context(1, INTRUDER, {"partition-id": 0}, RecordDict(), {})
+    said: list[str] = []
+    return federate(grid, plan, on_round=intrude, on_note=said.append), "\n".join(said)
 
 
 def _spoil_some(kind: str, spoil: Spoil, draw: random.Random) -> Fault:
@@ -173,7 +177,7 @@ def answer_as_hostile_site(times: int, kinds: dict[str, dict[str, Spoil]] | None
     """Send everything of the three tables as often as `times` says, each in a run of its own."""
     tables = kinds or {"train": ANSWERS, "evaluate": SCORES, "query.hello": GREETINGS}
     without = {
-        (method, kind): _play(method, _spoil_some(kind, _say(wire.ERROR, "no power"), random.Random(0)), kind == "query.hello")
+        (method, kind): _play(method, _spoil_some(kind, _say(wire.ERROR, "no power"), random.Random(0)), 1 if kind == "query.hello" else None)[0]
         for method in METHODS
         for kind in tables
     }
@@ -183,13 +187,15 @@ def answer_as_hostile_site(times: int, kinds: dict[str, dict[str, Spoil]] | None
             draw, equal, named = random.Random(f"{seed} {name}"), 0, 0
             for _ in range(times):
                 method = draw.choice(METHODS)
-                run = _play(method, _spoil_some(kind, spoil, draw), kind == "query.hello")
+                moment = draw.randrange(2) if kind == "query.hello" else None  # before or after the first round
+                run, said = _play(method, _spoil_some(kind, spoil, draw), moment)
                 known = without[method, kind]
                 same_scores = [one.scores for one in run.rounds] == [
                     one.scores for one in known.rounds
                 ]
                 equal += torch.equal(run.server.theta, known.server.theta) and same_scores
                 wrong = "c1" if kind != "query.hello" else f"node {INTRUDER}"
-                named += [one.client for record in run.rounds for one in record.rejected] == [wrong]
+                told = [one.client for record in run.rounds for one in record.rejected]
+                named += f"`{wrong}` cannot take part" in said if moment == 0 else told == [wrong]
             rows.append(Row(name, times, f"{equal} of {times} runs bit for bit as without the site, {named} named"))
     return rows

@@ -75,7 +75,8 @@ class FlowerDesk:
             wrong = [one for node, one in self.refused.items() if node not in mended]
             is_late = time.monotonic() > deadline
             if len(self.about) + len(wrong) >= self.plan.sites or is_late:
-                self._refuse([*wrong, *(one for one in found if one not in wrong)])
+                in_the_way = wrong if len(self.about) < self.plan.sites else []  # without a place to fill, nobody is
+                self._refuse([*in_the_way, *(one for one in found if one not in wrong)])
                 return self._seat()
             time.sleep(POLL)
 
