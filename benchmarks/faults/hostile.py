@@ -177,7 +177,11 @@ def answer_as_hostile_site(times: int, kinds: dict[str, dict[str, Spoil]] | None
     """Send everything of the three tables as often as `times` says, each in a run of its own."""
     tables = kinds or {"train": ANSWERS, "evaluate": SCORES, "query.hello": GREETINGS}
     without = {
-        (method, kind): _play(method, _spoil_some(kind, _say(wire.ERROR, "no power"), random.Random(0)), 1 if kind == "query.hello" else None)[0]
+        (method, kind): _play(
+            method,
+            _spoil_some(kind, _say(wire.ERROR, "no power"), random.Random(0)),
+            1 if kind == "query.hello" else None,
+        )[0]
         for method in METHODS
         for kind in tables
     }
@@ -190,9 +194,7 @@ def answer_as_hostile_site(times: int, kinds: dict[str, dict[str, Spoil]] | None
                 moment = draw.randrange(2) if kind == "query.hello" else None  # before or after the first round
                 run, said = _play(method, _spoil_some(kind, spoil, draw), moment)
                 known = without[method, kind]
-                same_scores = [one.scores for one in run.rounds] == [
-                    one.scores for one in known.rounds
-                ]
+                same_scores = [one.scores for one in run.rounds] == [one.scores for one in known.rounds]
                 equal += torch.equal(run.server.theta, known.server.theta) and same_scores
                 wrong = "c1" if kind != "query.hello" else f"node {INTRUDER}"
                 told = [one.client for record in run.rounds for one in record.rejected]

@@ -278,8 +278,8 @@ def _domains(holdings: Sequence[Holding], column: str | None) -> dict[str, str]:
         for value in dict.fromkeys(as_text(v) for v in holding.values(column or "domain")):
             if found.setdefault(holding.client, value) != value:
                 raise EquipoiseError(
-                    f"Client `{holding.client}` ({holding.piece.where}) is of two domains: {found[holding.client]!r} and {value!r}."
-                    " A client belongs to one."
+                    f"Client `{holding.client}` ({holding.piece.where}) is of two domains: "
+                    f"{found[holding.client]!r} and {value!r}. A client belongs to one."
                 )
     return found
 
@@ -323,9 +323,7 @@ def _features(
     A schema that is not given names only levels of at least `fewest` rows.
     """
     together = {client.name: _rows(client.name, [h for h in holdings if h.client == client.name]) for client in clients}
-    schema = fixed or infer_schema(
-        [rows for rows, _ in together.values()], wanted.columns, classes, apart, fewest
-    )
+    schema = fixed or infer_schema([rows for rows, _ in together.values()], wanted.columns, classes, apart, fewest)
     schema = replace(schema, target=wanted.kind)
     x = torch.zeros(size, schema.width)
     notes = []

@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 
@@ -127,14 +127,14 @@ def _check_about(about: dict[str, object]) -> None:
     _refuse_deep(about)
     json.dumps(about, ensure_ascii=False).encode()  # half of a sign (a lone surrogate) could not be written to a record
     for name, (kind, least, most) in NUMBERS.items():
-        value = fit_to_type(about[name], kind, name)
+        value: Any = fit_to_type(about[name], kind, name)
         require(least <= value <= most, name, f"from {least:g} to {most:g}", value)
     for name in TEXTS:
         text = str(fit_to_type(about[name], str, name))
         require(len(text) <= LONGEST_NAME and text.isprintable(), name, "a short text", text[:LONGEST_NAME])
     require(bool(about["name"]), "name", "a text", about["name"])
     fit_to_type(about["target"], Target, "target")
-    shape = fit_to_type(about["shape"], tuple[int, ...], "shape")
+    shape: Any = fit_to_type(about["shape"], tuple[int, ...], "shape")
     fits = all(size >= 0 for size in shape) and math.prod(max(1, size) for size in shape) <= MOST_NUMBERS
     require(fits, "shape", f"that of a sample of at most {MOST_NUMBERS} numbers", shape)
     for name in ("classes", "notes", "groups"):

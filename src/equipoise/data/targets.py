@@ -77,7 +77,9 @@ def _read_column(piece: Piece, column: str, parsed: Callable[[object], float | s
     for row, value in enumerate(piece.table[column].to_pylist()):
         number = parsed(value)
         if isinstance(number, str):
-            raise EquipoiseError(f"Column `{column}` {number} Found {as_text(value)!r} in {piece.name_row(row)} of {place}.")
+            raise EquipoiseError(
+                f"Column `{column}` {number} Found {as_text(value)!r} in {piece.name_row(row)} of {place}."
+            )
         found.append(number)
     return found
 

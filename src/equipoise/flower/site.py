@@ -71,7 +71,7 @@ def client_app(
                 content = RecordDict(answer(agreed, _site(agreed, data, schema, context), message, context))
             except Exception as error:  # of any kind: the server is told in words
                 if not isinstance(error, EquipoiseError):
-                    LOG.error("An error of the software, of which the server is told only the kind", exc_info=error)
+                    LOG.exception("An error of the software, of which the server is told only the kind")
                 name = str(context.node_config.get("site", ""))
                 content = RecordDict({wire.FACTS: ConfigRecord({wire.ERROR: _tell(error), "name": name})})
             return Message(content, reply_to=message)
@@ -95,7 +95,8 @@ def _refuse_paths(plan: Plan) -> Plan:
         )
     if isinstance(plan.model, str) and find_file(plan.model):
         raise EquipoiseError(
-            f"The run's configuration has model={plan.model!r}, a file. Give the app a model in its code: client_app(Plan(...))."
+            f"The run's configuration has model={plan.model!r}, a file. Give the app a model in its code: "
+            "client_app(Plan(...))."
         )
     folder = Path(plan.site_state).expanduser().resolve()
     if plan.site_state and not folder.is_relative_to(STATES.expanduser().resolve()):
@@ -134,7 +135,7 @@ def _site(plan: Plan, data: Federation | None, schema: str | Path | None, contex
         try:
             federation = _own(path, name, None if agreed is None else str(agreed), *options)
         except EquipoiseError as error:
-            LOG.error("%s", error)  # here, with the values
+            LOG.warning("%s", error)  # here, with the values
             raise EquipoiseError(withhold_values(str(error))) from None
         if agreed is None and not node.get("share-levels", False):
             _refuse_levels(federation)
