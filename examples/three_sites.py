@@ -51,7 +51,7 @@ def main(folder: Path) -> None:
     subprocess.run(
         [find_command("equipoise"), "deploy", "init", str(folder / "app"), "--data", str(files["north"]),
          "--method", "scaffold", "--sites", "3", "--rounds", str(ROUNDS), "--model", "linear",
-         "--round-timeout", str(TIMEOUT), "--min-sites", "2", "--site-state", str(folder / "states")],
+         "--round-timeout", str(TIMEOUT), "--min-sites", "2"],
         check=True,
     )  # fmt: skip
     with Loopback(folder / "federation") as here:
@@ -59,7 +59,7 @@ def main(folder: Path) -> None:
         say("SuperLink is up")
 
         def site(name: str) -> None:
-            here.start_supernode(name, f'site="{name}" data="{files[name]}"')
+            here.start_supernode(name, f'site="{name}" data="{files[name]}" state="{folder / "states"}"')
 
         for name in NAMES:
             site(name)

@@ -1,7 +1,8 @@
 """Injects faults and prints what comes of each, as one Markdown table: `python benchmarks/faults`.
 
-The faults are bad answers, false losses, runs killed with SIGKILL at random moments and resumed, damaged checkpoints, a
-full disk, a second process in the same folder, killed workers, and lost sites and servers of a real federation.
+The faults are bad answers, what hostile sites send over Flower, false losses, runs killed with SIGKILL at random moments
+and resumed, damaged checkpoints, a full disk, a second process in the same folder, killed workers, and lost sites and
+servers of a real federation.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch
 
 if not __package__:  # started as a folder: Python then looks for modules inside it, and not beside it
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
+    sys.path.append(str(Path(__file__).resolve().parents[2] / "tests"))  # for `kit.flower`, Flower without a network
 
 from faults import superlink
 from faults.answers import send_bad_answers
@@ -26,6 +28,12 @@ from faults.losses import weigh_odd_losses
 from faults.sigkill import kill_and_resume
 from faults.table import Row, say, write_table
 from faults.workers import kill_workers
+
+
+def _answer_as_hostile_site(times: int) -> list[Row]:
+    from faults.hostile import answer_as_hostile_site  # here, because the other faults do not need Flower
+
+    return answer_as_hostile_site(times)
 
 
 def main() -> None:
@@ -53,6 +61,7 @@ def main() -> None:
         "attackers": lambda: attack_methods(range(options.seeds)),
         "liars": lambda: lie_in_runs(range(options.seeds)),
         "honest": guard_honest_clients,
+        "hostile": lambda: _answer_as_hostile_site(options.others),
         "sites": superlink.lose_site,
         "server": superlink.lose_server,
     }

@@ -35,16 +35,21 @@ def _prepare_federation(folder: Path, rounds: int) -> Loopback:
 
     plan = Plan(
         method=METHOD, data="gaussians", sites=SITES, rounds=rounds, min_sites=2, round_timeout=TIMEOUT,
-        eval_every=rounds, site_state=str(folder / "states"), out=str(folder / "runs"),
+        eval_every=rounds, out=str(folder / "runs"),
     )  # fmt: skip
     write_app(folder / "app", plan)
     return Loopback(folder / "federation")
 
 
+def _configure(here: Loopback, part: int) -> str:
+    """The configuration of a node: its part of the data, and where it keeps its states."""
+    return f'partition-id={part} state="{here.folder / "states"}"'
+
+
 def _start_all(here: Loopback) -> None:
     here.start_superlink()
     for k in range(SITES):
-        here.start_supernode(f"site{k}", f"partition-id={k}")
+        here.start_supernode(f"site{k}", _configure(here, k))
 
 
 def _follow(here: Loopback, folder: Path, rounds: int, config: str = "") -> Iterator[RoundSeen]:
@@ -73,7 +78,7 @@ def lose_site(rounds: int = 6) -> list[Row]:
                 here.end("site1", signal.SIGKILL)
             elif seen.number == 4:
                 over["killed"] = seen.seconds - TIMEOUT
-                here.start_supernode("site1", "partition-id=1")
+                here.start_supernode("site1", _configure(here, 1))
     rows = []
     for fault, how, lost, later in (
         ("hung", "SIGSTOP", 2, range(3, 4)),

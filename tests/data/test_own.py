@@ -262,7 +262,7 @@ GOOD = "v,label,client\n1,a,x\n2,b,x\n3,a,y\n4,b,y\n5,a,y\n"
         (GOOD, {"domain": "country"}, "no domain column `country`"),
         (GOOD.replace("1,a,x", "1,,x"), {}, r"no label in column `label` in line 2 of `.*t.csv` \(blank, .*--drop-missing"),
         (GOOD.replace("1,a,x", "1,a,"), {}, r"no client in column `client` in line 2 of `.*t.csv`"),
-        (GOOD.replace(",a,", ",1.5,").replace(",b,", ",2,"), {}, "Labels must be classes. Found 1.5"),
+        (GOOD.replace(",a,", ",1.5,").replace(",b,", ",2,"), {}, "Labels must be classes. Found '1.5'"),
         (GOOD.replace(",b,", ",a,"), {}, "Every row has the label 'a'"),
         (GOOD.replace("3,a,y", "high,a,y").replace("4,b,y", "low,b,y").replace("5,a,y", "low,a,y"), {},
          r"`v` is text at client `y`.*'high' in line 4, and numbers at client `x`"),
@@ -280,7 +280,7 @@ def test_wrong_tables_are_explained(content, options, message, tmp_path):
 
 def test_a_client_of_two_domains(tmp_path):
     path = broken(tmp_path, "t.csv", "v,label,client,domain\n1,a,x,de\n2,b,x,fr\n3,a,y,fr\n")
-    with pytest.raises(EquipoiseError, match=r"Client `x` .*is of two domains: de and fr"):
+    with pytest.raises(EquipoiseError, match=r"Client `x` .*is of two domains: 'de' and 'fr'"):
         own(str(path))
 
 
@@ -359,7 +359,7 @@ def test_separators_and_encodings_are_found_out(tmp_path, name, separator, encod
     found = own(write_patients(tmp_path / name, separator, encoding))
     assert found.schema["columns"] == {"age": "number", "größe": "number"}
     assert torch.equal(found.x, own(write_patients(tmp_path / "plain.csv")).x)
-    said = "`t.csv` is not UTF-8. It was read as Latin-1, for example `größe` in line 1".replace("t.csv", name)
+    said = "`t.csv` is not UTF-8. It was read as Latin-1, for example 'größe' in line 1".replace("t.csv", name)
     assert any(said in note for note in found.notes) == (encoding == "latin-1")
 
 

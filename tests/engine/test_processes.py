@@ -1,8 +1,12 @@
 """The runner with worker processes."""
 
+import multiprocessing.spawn
 import os
+import shutil
 import signal
 import warnings
+from dataclasses import replace
+from multiprocessing import resource_tracker
 
 import pytest
 import torch
@@ -104,3 +108,14 @@ def test_a_dead_worker_ends_the_run_with_one_line(method):
         for _ in range(2):
             with pytest.raises(EquipoiseError, match=r"Worker process 1 ended \(exit code -9\)"):
                 compute(Errand([0, 1, 2, 3], broadcast, {}, 0, "train"))
+
+
+def test_a_worker_that_dies_before_its_first_job_ends_the_run_with_one_line(monkeypatch):
+    """Although the data, which do not fit into a pipe, were not read by it."""
+    resource_tracker.ensure_running()  # which is started by the same program as a worker
+    monkeypatch.setattr(multiprocessing.spawn, "_python_exe", shutil.which("false").encode())
+    method, task = parse("fedavg"), Task.build(parse("fedavg"), replace(blobs(), notes=("x" * 2_000_000,)))
+    with open_runner("processes", method, task, 4, 2, False) as compute:
+        broadcast = make_broadcast(begin_server(method, task), 1)
+        with pytest.raises(EquipoiseError, match=r"Worker process 0 ended \(exit code 1\)"):
+            compute(Errand([0, 1, 2, 3], broadcast, {}, 0, "train"))

@@ -198,7 +198,7 @@ FAULTS = {
     "it answered as 'c0'": renamed,
     "it answered round 1 in round 2": stale,
     "has no arrays `update`": without_arrays,
-    "can't convert": with_update(lambda a: {n: Array(np.full(v.numpy().shape, "x")) for n, v in a.items()}),
+    "not numbers": with_update(lambda a: {n: Array(np.full(v.numpy().shape, "x")) for n, v in a.items()}),
 }
 
 
@@ -224,7 +224,7 @@ def test_an_odd_evaluation_ends_no_run():
 
         result = on_flower("fedavg", blobs(), without, rounds=2)
         assert {score.client for score in result.rounds[-1].scores} == {"c0", "c2", "c3"}
-        assert f"its {split} scores are not numbers" in result.rounds[-1].rejected[0].why
+        assert f"its {split} scores are missing" in result.rounds[-1].rejected[0].why
 
 
 def test_an_odd_greeting_is_told_in_words():
@@ -418,7 +418,8 @@ def test_sites_with_tables_of_their_own(tmp_path):
     for known in (result.federation, whole):  # every row is in one split, here and there
         for client in known.clients:
             held = torch.cat([client.train, client.validation, client.test])
-            assert len(held.unique()) == len(held) == rows[client.name]
+            assert len(held) == rows[client.name]
+            assert known.is_elsewhere or len(held.unique()) == len(held)
     facts = [describe_run(one)["data"]["clients"] for one in (result, simulation)]
     sizes = [[{key: c[key] for key in ("name", "train", "validation", "test")} for c in one] for one in facts]
     assert sizes[0] == sizes[1]
@@ -467,7 +468,7 @@ def test_all_mismatches_of_all_sites_are_said_at_once(tmp_path):
         federate(grid, plan)
     text = str(caught.value)
     assert "`c1` cannot take part: 2 mistakes:" in text
-    assert "Label 'z' is not one of the classes: a, b, c." in text
+    assert "Label (withheld) is not one of the classes: a, b, c." in text
     assert re.search(r"There is no column `f2` at client `c1` \(.*c1\.csv`\)\. Did you mean `F2`\?", text)
     assert "`c3` cannot take part: There is no column `f1` at client `c3`" in text
     assert "`c0` cannot" not in text

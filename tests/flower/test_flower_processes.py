@@ -94,6 +94,27 @@ def test_tls_and_authenticated_nodes(tmp_path):
     assert len({row["client"] for row in rows}) == 2
 
 
+@pytest.mark.skipif(bool(NEEDED), reason=f"there is no {' or '.join(NEEDED)} here to make certificates and keys with")
+def test_neither_plain_text_nor_another_s_name_is_let_in(tmp_path):
+    """A node without encryption reaches nothing, and a registered node cannot take the name of another."""
+    plan = Plan(method="fedavg", data="gaussians", sites=3, rounds=1, start_timeout=90, out=str(tmp_path / "runs"))
+    write_app(tmp_path / "app", plan)
+    with Loopback(tmp_path / "federation", tls=True, authentication=True) as here:
+        here.start_superlink()
+        for name, part in (("a", 0), ("b", 1), ("thief", 0)):
+            make_node_key(tmp_path / name)
+            assert "registered successfully" in here.register(tmp_path / name)
+            here.start_supernode(name, f"partition-id={part}", tmp_path / name)
+        here.tls = False  # from here on nodes speak plain text
+        here.start_supernode("plain", "partition-id=2")
+        told = "\n".join(here.run(tmp_path / "app", SECONDS, superlink="here"))
+        logs = {name: here.read_log(name) for name in ("a", "b", "plain")}
+    assert "two nodes call themselves `client 0`" in told
+    assert [name for name, log in logs.items() if "Sent successfully" in log] == ["a", "b"]
+    assert "Connection attempt failed" in logs["plain"]
+    assert not list((tmp_path / "runs").glob("*/manifest.json"))
+
+
 def test_three_hospitals_join_by_the_commands_that_deploy_init_prints(tmp_path, monkeypatch):
     """Schemas at the sites, one schema of all, an app, and a run by the printed commands. Its validation and test scores
     are those of a simulation of the three files. Sites that do not fit are all told in words before that."""

@@ -16,8 +16,10 @@ import shutil
 import struct
 import tempfile
 import time
+import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -33,15 +35,17 @@ from equipoise.errors import EquipoiseError
 from equipoise.grammar import join_words
 
 FORMAT = 1  # raise it when what is stored changes: old pools are then ignored
-CHUNK = 1024  # images that are decoded and written at a time
+CHUNK = 1024  # images that are decoded and written at a time, at most
+CHUNK_BYTES = 2**28  # of decoded pixels that are in memory at a time: a chunk ends with the image that exceeds it
+MOST_PIXELS = 10**8  # of one image; a small file may declare far more than memory holds
+# The formats that are read. Pillow knows others, and hands some of them to programs such as Ghostscript.
+FORMATS = ("PNG", "JPEG", "BMP", "GIF", "TIFF", "WEBP", "PPM")
 MIXED_SIZE = 32  # images of different size are brought to this one, unless a size is given
 
 UNREAD = -1  # the label of an image that could not be read
 PNG = b"\x89PNG\r\n\x1a\n"
 ABANDONED = 24 * 3600  # seconds after which an unfinished pool is taken for a killed writer's
 
-# What Pillow raises for files that are not images, or cut off, or too large.
-UNREADABLE = (OSError, SyntaxError, ValueError, IndexError, struct.error, Image.DecompressionBombError)
 Encoded = bytes | Path | np.ndarray  # a file's content, a file, or pixels [height, width] or [height, width, 3]
 
 
@@ -172,7 +176,8 @@ def _fill(folder: Path, loaded: Mapping[str, Pictures], size: int | None, skip_b
     with (folder / "x").open("wb") as file:
         for name, pictures in loaded.items():
             y = np.array(pictures.labels, dtype=np.int64)
-            for start in range(0, len(y), CHUNK):
+            start = 0
+            while start < len(y):
                 chunk = _decoded(pictures, start, skip_bad)
                 unread = [start + i for i, image in enumerate(chunk) if image is None]
                 y[unread] = UNREAD
@@ -180,6 +185,7 @@ def _fill(folder: Path, loaded: Mapping[str, Pictures], size: int | None, skip_b
                 ready = _alike(chunk, shape, name.split("/")[0], changed).numpy()
                 file.write(ready.data)
                 digest.update(ready.data)
+                start += len(chunk)
             labels.append(y)
     y = np.concatenate(labels)
     if not (y != UNREAD).any():
@@ -201,7 +207,7 @@ def _survey(loaded: Iterable[Pictures], size: int | None) -> tuple[int, int, int
         for image in pictures.images:
             try:
                 shape, has_colour = _header(image)
-            except UNREADABLE:
+            except Exception:  # whatever a file that is no image leads to
                 continue  # decoding will say which one
             shapes.add(shape)
             colour |= has_colour
@@ -215,13 +221,26 @@ def _header(image: Encoded) -> tuple[tuple[int, int], bool]:
         return (image.shape[0], image.shape[1]), image.ndim == 3
     if isinstance(image, bytes) and image[:8] == PNG and image[12:16] == b"IHDR":  # read without Pillow: most are PNG
         width, height = struct.unpack(">II", image[16:24])
+        _refuse_large(width, height)
         return (height, width), image[25] not in (0, 4)
-    with Image.open(_stream(image)) as header:
+    with _open(image) as header:
         return (header.height, header.width), not _is_grey(header.mode)
 
 
-def _stream(image: bytes | Path) -> io.BytesIO | Path:
-    return io.BytesIO(image) if isinstance(image, bytes) else image
+@contextmanager
+def _open(image: bytes | Path) -> Iterator[Image.Image]:
+    """An image whose header was read. One of too many pixels is refused before they are decoded."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below takes its place
+        opened = Image.open(io.BytesIO(image) if isinstance(image, bytes) else image, formats=FORMATS)
+    with opened as picture:
+        _refuse_large(picture.width, picture.height)
+        yield picture
+
+
+def _refuse_large(width: int, height: int) -> None:
+    if width * height > MOST_PIXELS:
+        raise EquipoiseError(f"it has {width} x {height} pixels, more than {MOST_PIXELS:,}: make it smaller")
 
 
 def _is_grey(mode: str) -> bool:
@@ -229,12 +248,13 @@ def _is_grey(mode: str) -> bool:
 
 
 def _decoded(pictures: Pictures, start: int, skip_bad: bool) -> list[Tensor | None]:
-    """A chunk of images `[channels, height, width]`, None for those that cannot be read."""
+    """The next chunk of images `[channels, height, width]`, None for those that cannot be read."""
     chunk: list[Tensor | None] = []
+    decoded = 0
     for number, image in enumerate(pictures.images[start : start + CHUNK], start):
         try:
             chunk.append(_pixels(image))
-        except UNREADABLE as error:
+        except Exception as error:  # whatever a file that is no image, cut off or too large leads to
             reason = "it is not an image" if "cannot identify" in str(error) else str(error).rstrip(".")
             if not skip_bad:
                 raise EquipoiseError(
@@ -242,6 +262,9 @@ def _decoded(pictures: Pictures, start: int, skip_bad: bool) -> list[Tensor | No
                     "--skip-bad."
                 ) from None
             chunk.append(None)
+        decoded += 0 if chunk[-1] is None else chunk[-1].numel()
+        if decoded > CHUNK_BYTES:
+            break
     return chunk
 
 
@@ -249,7 +272,7 @@ def _pixels(image: Encoded) -> Tensor:
     """One image `[channels, height, width]`, with one channel (grey) or three."""
     array = image
     if not isinstance(array, np.ndarray):
-        with Image.open(_stream(array)) as picture:
+        with _open(array) as picture:
             if picture.mode.startswith("I"):  # 16 bits per pixel, as some scanners write them
                 array = (np.asarray(picture, dtype=np.uint32) >> 8).clip(0, 255).astype(np.uint8)
             else:

@@ -100,6 +100,16 @@ def is_path(text: str) -> bool:
     return "/" in text or os.sep in text or Path(text).suffix in TABLES or Path(text).exists()
 
 
+def is_ours(text: str) -> bool:
+    """Whether a text names a data set of the library, and so no file of anybody's. No file is looked for.
+
+    >>> is_ours("digits(preset='cpu')"), is_ours("own(path='/etc/passwd')"), is_ours("/etc/passwd")
+    (True, False, False)
+    """
+    name = _plain_name(text)
+    return name in DATASETS and DATASETS[name].function is not own
+
+
 def add_options(text: str, options: Mapping[str, object]) -> str:
     """Own data together with the options of the command line, as one text that `load_federation` reads.
 

@@ -122,7 +122,7 @@ def _note_latin(path: Path, text: str) -> str:
     assert strange is not None  # text without such signs is UTF-8
     line = text.count("\n", 0, strange.start()) + 1
     return (
-        f"`{path.name}` is not UTF-8. It was read as Latin-1, for example `{strange[0]}` in line {line}: if that is wrong, "
+        f"`{path.name}` is not UTF-8. It was read as Latin-1, for example {strange[0]!r} in line {line}: if that is wrong, "
         "save it as UTF-8."
     )
 

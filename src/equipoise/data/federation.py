@@ -196,13 +196,18 @@ class Federation:
         digest.update(self.partition.encode())
         if self.unseen:
             held = [client.name for client in self.unseen]
-            digest.update(repr((held, partitions.hash_partition([find_scored(c) for c in self.unseen]))).encode())
+            digest.update(repr((held, self._hash_positions([find_scored(c) for c in self.unseen]))).encode())
         return digest.hexdigest()[:16]
 
     @cached_property
     def partition(self) -> str:
         """A hash of who holds which samples, whatever the samples are."""
-        return partitions.hash_partition([c.split(name) for c in self.clients for name in get_args(Split)])
+        return self._hash_positions([c.split(name) for c in self.clients for name in get_args(Split)])
+
+    def _hash_positions(self, parts: Sequence[Tensor]) -> str:
+        """A hash of parts of the pool. Where the data are elsewhere, only their sizes are known."""
+        known = [torch.tensor([len(part)]) for part in parts] if self.is_elsewhere else parts
+        return partitions.hash_partition(known)
 
     # ------------------------------------------------------------------ other federations made from this one
     def with_validation(self, share: float = 0.2, seed: int = 0) -> Federation:

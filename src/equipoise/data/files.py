@@ -28,7 +28,7 @@ def _reading(path: Path) -> Iterator[None]:
         raise EquipoiseError(f"There is no file `{path}`.") from None
     except (pa.ArrowException, OSError) as error:
         reason = str(error).split("\n")[0].rstrip(". ")[:160]
-        raise EquipoiseError(f"Cannot read `{path}`: {reason}. Is it complete? Fetch or export it again.") from None
+        raise EquipoiseError(f"Cannot read `{path}` ({reason!r}). Is it complete? Fetch or export it again.") from None
 
 
 def read_table(path: Path) -> pa.Table:
@@ -103,14 +103,25 @@ def find_image_column(table: pa.Table) -> str | None:
 
 
 def list_images(table: pa.Table, column: str, path: Path) -> list[bytes | Path]:
-    """The encoded images of a column. A row with a path instead of bytes points to a file beside the table."""
+    """The encoded images of a column. A row with a path instead of bytes points to a file beside the table, or in a folder
+    there: one that leads elsewhere is refused."""
     found: list[bytes | Path] = []
     for number, value in enumerate(table[column].to_pylist()):
         parts: dict[str, Any] = {"bytes": value} if isinstance(value, bytes) else value or {}
         if parts.get("bytes") is None and not parts.get("path"):
             raise EquipoiseError(f"There is no image in column `{column}` in {name_row(path, number)} of `{path}`.")
-        found.append(path.parent / parts["path"] if parts.get("bytes") is None else parts["bytes"])
+        found.append(_find_beside(path, str(parts["path"]), number) if parts.get("bytes") is None else parts["bytes"])
     return found
+
+
+def _find_beside(table: Path, name: str, number: int) -> Path:
+    """The file that a row of a table names. It must lie in the table's folder."""
+    file = table.parent / name
+    if not file.resolve().is_relative_to(table.parent.resolve()):
+        raise EquipoiseError(
+            f"The image in {name_row(table, number)} of `{table}` lies outside of the table's folder. Move it there."
+        )
+    return file
 
 
 def list_class_names(table: pa.Table, label: str) -> tuple[str, ...] | None:

@@ -135,7 +135,8 @@ def own(
     else:
         clients = _clients(holdings, y, readable, domains, seed)
         apart = {client or "client", domain or "domain", *ignore, *([] if group_in_model else [marked])}
-        agreed, x, unknown = _features(holdings, clients, len(y), wanted, classes, apart, fixed)
+        fewest = 1 if site is None else LIMIT  # what a single site holds rarely stays there
+        agreed, x, unknown = _features(holdings, clients, len(y), wanted, classes, apart, fixed, fewest)
         notes += unknown
         preparation, protocol = Preparation(), TABLE_PROTOCOL
         notes += note_odd_texts(agreed)
@@ -277,8 +278,8 @@ def _domains(holdings: Sequence[Holding], column: str | None) -> dict[str, str]:
         for value in dict.fromkeys(as_text(v) for v in holding.values(column or "domain")):
             if found.setdefault(holding.client, value) != value:
                 raise EquipoiseError(
-                    f"Client `{holding.client}` ({holding.piece.where}) is of two domains: {found[holding.client]} and {value}."
-                    " A client belongs to one."
+                    f"Client `{holding.client}` ({holding.piece.where}) is of two domains: "
+                    f"{found[holding.client]!r} and {value!r}. A client belongs to one."
                 )
     return found
 
@@ -315,10 +316,14 @@ def _features(
     classes: tuple[str, ...],
     apart: set[str],
     fixed: Schema | None,
+    fewest: int,
 ) -> tuple[Schema, Tensor, list[str]]:
-    """The schema of the columns, every client's rows as features, and notes on values that the schema does not name."""
+    """The schema of the columns, every client's rows as features, and notes on values that the schema does not name.
+
+    A schema that is not given names only levels of at least `fewest` rows.
+    """
     together = {client.name: _rows(client.name, [h for h in holdings if h.client == client.name]) for client in clients}
-    schema = fixed or infer_schema([rows for rows, _ in together.values()], wanted.columns, classes, apart)
+    schema = fixed or infer_schema([rows for rows, _ in together.values()], wanted.columns, classes, apart, fewest)
     schema = replace(schema, target=wanted.kind)
     x = torch.zeros(size, schema.width)
     notes = []

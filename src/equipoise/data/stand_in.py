@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import torch
 
@@ -15,6 +16,8 @@ from equipoise.data.federation import NOTHING, Client, Federation, Protocol, Spl
 from equipoise.data.images import rebuild_preparation
 from equipoise.data.tables import Schema, compare_schemas
 from equipoise.errors import EquipoiseError
+from equipoise.grammar import fit_to_type, require
+from equipoise.losses import Target
 from equipoise.training import Training
 
 About = Mapping[str, object]  # what a site tells about itself and its data
@@ -24,6 +27,20 @@ AGREED = (
     "classes", "shape", "dtype", "model", "training", "rounds", "participation", "preparation", "target", "loss", "spread",
     "groups",
 )  # fmt: skip
+
+MOST_TOLD = 8 * 2**20  # characters in which a site may describe itself: about 200,000 levels of text columns
+MOST_SAMPLES = 10**9  # in one split of one site; records count samples in 32 bits
+MOST_NUMBERS = 10**8  # in one sample: a volume of 460 x 460 x 460
+LONGEST_NAME = 200  # characters of a name, of a model and the like
+DEEPEST = 10  # levels of lists within lists; honest descriptions have six
+MANY = 10**6  # more rounds or sites than any run has
+# Every number and every text that a site sends, with its range; texts are printable, and as long as a name at most.
+NUMBERS: dict[str, tuple[type, float, float]] = {
+    "number": (int, -1, MANY), "joins": (int, 0, MANY), "rounds": (int, 1, MANY), "participation": (float, 0, 1),
+    "train": (int, 0, MOST_SAMPLES), "validation": (int, 0, MOST_SAMPLES), "test": (int, 0, MOST_SAMPLES),
+    "centre": (float, -1e30, 1e30), "spread": (float, 0, 1e30), "seed": (int, -(2**63), 2**63 - 1),
+}  # fmt: skip
+TEXTS = ("name", "domain", "dtype", "model", "protocol", "loss", "data")
 
 
 def describe_site(data: Federation, client: Client, training: Training, number: int) -> dict[str, object]:
@@ -92,15 +109,45 @@ def list_disagreements(sites: Mapping[str, About]) -> list[str]:
 def read_about(text: str) -> About:
     """What a site told the server, read from JSON. It is tried out, so that nothing in it can fail later."""
     try:
+        require(len(text) <= MOST_TOLD, "about", f"at most {MOST_TOLD} characters", len(text))
         about: dict[str, object] = json.loads(text)
+        _check_about(about)
         build_stand_in([about])
         list_disagreements({"": about, " ": about})
-    except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+    except Exception as error:  # of any kind: the text comes from another machine
         raise EquipoiseError(
             f"What it tells of itself cannot be read ({type(error).__name__} {error}): server and sites must have the same "
             "version of Equipoise."
         ) from None
     return about
+
+
+def _check_about(about: dict[str, object]) -> None:
+    """Refuse what is of another type or out of range, before anything of that size is built."""
+    _refuse_deep(about)
+    json.dumps(about, ensure_ascii=False).encode()  # half of a sign (a lone surrogate) could not be written to a record
+    for name, (kind, least, most) in NUMBERS.items():
+        value: Any = fit_to_type(about[name], kind, name)
+        require(least <= value <= most, name, f"from {least:g} to {most:g}", value)
+    for name in TEXTS:
+        text = str(fit_to_type(about[name], str, name))
+        require(len(text) <= LONGEST_NAME and text.isprintable(), name, "a short text", text[:LONGEST_NAME])
+    require(bool(about["name"]), "name", "a text", about["name"])
+    fit_to_type(about["target"], Target, "target")
+    shape: Any = fit_to_type(about["shape"], tuple[int, ...], "shape")
+    fits = all(size >= 0 for size in shape) and math.prod(max(1, size) for size in shape) <= MOST_NUMBERS
+    require(fits, "shape", f"that of a sample of at most {MOST_NUMBERS} numbers", shape)
+    for name in ("classes", "notes", "groups"):
+        fit_to_type([] if about[name] is None else about[name], tuple[str, ...], name)
+
+
+def _refuse_deep(value: object) -> None:
+    """Refuse lists within lists within lists, over which every function that descends into them would stumble."""
+    level: list[object] = [value]
+    for _ in range(DEEPEST):
+        inner = [list(one.values()) if isinstance(one, dict) else one for one in level if isinstance(one, (dict, list))]
+        level = [item for items in inner for item in items]
+    require(not level, "about", f"at most {DEEPEST} levels deep", "more")
 
 
 def build_stand_in(sites: Sequence[About]) -> Federation:
@@ -110,7 +157,8 @@ def build_stand_in(sites: Sequence[About]) -> Federation:
     clients, start = [], 0
     for about in sites:
         sizes = [int(str(about[split])) for split in SPLITS]
-        train, validation, test = torch.arange(start, start + sum(sizes)).split(sizes)
+        # No position per sample: how many there are is all that is known, and a site may claim a thousand million.
+        train, validation, test = (torch.zeros(1, dtype=torch.long).expand(size) for size in sizes)
         start += sum(sizes)
         joins = int(str(about["joins"]))
         clients.append(Client(str(about["name"]), train, validation, test, str(about["domain"]), joins))
@@ -139,16 +187,21 @@ def build_stand_in(sites: Sequence[About]) -> Federation:
         seed=int(str(first.get("seed", 0))),
         centre=float(str(first["centre"])),
         spread=float(str(first["spread"])),
-        groups=_stand_in_groups(first["groups"], start),
+        groups=_stand_in_groups(first, start),
     )
 
 
-def _stand_in_groups(told: object, samples: int) -> Groups | None:
+def list_groups(about: About) -> list[str]:
+    """The names of the groups in which a site's samples are; empty if they are in none."""
+    return [] if about["groups"] is None else list(map(str, about["groups"]))[1:]  # type: ignore[call-overload]
+
+
+def _stand_in_groups(about: About, samples: int) -> Groups | None:
     """Groups as the sites name them, with all samples in the first one."""
-    if told is None:
+    if about["groups"] is None:
         return None
-    name, *names = map(str, told)  # type: ignore[call-overload]
-    return Groups(name, tuple(names), torch.zeros(1, dtype=torch.long).expand(samples))
+    column = str(about["groups"][0])  # type: ignore[index]
+    return Groups(column, tuple(list_groups(about)), torch.zeros(1, dtype=torch.long).expand(samples))
 
 
 def zero_targets(target: str, names: int, samples: int) -> torch.Tensor:

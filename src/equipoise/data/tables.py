@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -125,9 +126,14 @@ class Rows:
 
 # --------------------------------------------------------------------------- what the columns hold
 def infer_schema(
-    clients: Sequence[Rows], targets: Sequence[str], classes: Sequence[str], apart: Collection[str]
+    clients: Sequence[Rows],
+    targets: Sequence[str],
+    classes: Sequence[str],
+    apart: Collection[str],
+    fewest: int = 1,
 ) -> Schema:
-    """The schema of clients' tables, without the columns that stand `apart` (the client's name and the like)."""
+    """The schema of clients' tables, without the columns that stand `apart` (the client's name and the like), and without
+    levels of fewer than `fewest` rows."""
     names = [n for n in clients[0].table.column_names if n not in targets and n not in apart]
     for rows in clients:
         for extra in set(rows.table.column_names) - {*names, *targets, *apart}:
@@ -137,10 +143,10 @@ def infer_schema(
             )
     if not names:
         raise EquipoiseError(f"{clients[0]} has no column beside what is to be predicted: nothing to learn from.")
-    return Schema(", ".join(targets), tuple(classes), {name: _levels(clients, name) for name in names})
+    return Schema(", ".join(targets), tuple(classes), {name: _levels(clients, name, fewest) for name in names})
 
 
-def _levels(clients: Sequence[Rows], name: str) -> tuple[str, ...] | None:
+def _levels(clients: Sequence[Rows], name: str, fewest: int) -> tuple[str, ...] | None:
     """The levels of a column that is text at every client; None for one that is a number at every client."""
     kinds = [(find_kind(rows, name), rows) for rows in clients]
     numbers, texts = ([rows for found, rows in kinds if found == kind] for kind in ("number", "text"))
@@ -151,14 +157,14 @@ def _levels(clients: Sequence[Rows], name: str) -> tuple[str, ...] | None:
         )
     if not texts:
         return None
-    found = {as_text(v) for rows in texts for v in rows.column(name).to_pylist() if v is not None}
+    found = Counter(as_text(v) for rows in texts for v in rows.column(name).to_pylist() if v is not None)
     if len(found) > MOST_LEVELS and _mostly_numbers(found):
         raise EquipoiseError(
             f"Column `{name}` holds numbers, but not only, for example {_show_text(texts[0], name)}. Write such values as "
             f"`?`, or leave the column out with --ignore {name}."
         )
     refuse_many_levels(len(found), name, f"{texts[0]}, for example")
-    return tuple(sorted(found))
+    return tuple(sorted(level for level, count in found.items() if count >= fewest))
 
 
 def refuse_many_levels(count: int, name: str, where: str) -> None:

@@ -77,7 +77,9 @@ def _read_column(piece: Piece, column: str, parsed: Callable[[object], float | s
     for row, value in enumerate(piece.table[column].to_pylist()):
         number = parsed(value)
         if isinstance(number, str):
-            raise EquipoiseError(f"Column `{column}` {number} Found {value!r} in {piece.name_row(row)} of {place}.")
+            raise EquipoiseError(
+                f"Column `{column}` {number} Found {as_text(value)!r} in {piece.name_row(row)} of {place}."
+            )
         found.append(number)
     return found
 
@@ -107,7 +109,7 @@ def read_label_texts(pieces: Sequence[Piece], label: str) -> tuple[list[str], tu
         fraction = find_fraction(values)
         if fraction is not None:
             raise EquipoiseError(
-                f"Labels must be classes. Found {fraction} in column `{label}` of {place}. {_suggest_target(label)}"
+                f"Labels must be classes. Found {str(fraction)!r} in column `{label}` of {place}. {_suggest_target(label)}"
             )
         names = list_class_names(piece.table, label)
         declared = declared or names

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from equipoise.data import Federation
 from equipoise.data.own import order_by_number
-from equipoise.data.stand_in import About, build_stand_in, list_disagreements, read_about
+from equipoise.data.stand_in import About, build_stand_in, list_disagreements, list_groups, read_about
 from equipoise.engine.checks import Answer, Checks, Expected, Refusal, admit
 from equipoise.engine.desk import Heard
 from equipoise.engine.result import Rejection, RoundRecord
@@ -26,6 +26,7 @@ from equipoise.engine.runners import Errand
 from equipoise.errors import EquipoiseError
 from equipoise.flower import wire
 from equipoise.flower.plan import Plan
+from equipoise.flower.scores import check_scores
 from equipoise.grammar import join_words
 from equipoise.metrics import UNSEEN
 from equipoise.rounds.evaluation import SCORED, Score
@@ -74,7 +75,8 @@ class FlowerDesk:
             wrong = [one for node, one in self.refused.items() if node not in mended]
             is_late = time.monotonic() > deadline
             if len(self.about) + len(wrong) >= self.plan.sites or is_late:
-                self._refuse([*wrong, *(one for one in found if one not in wrong)])
+                in_the_way = wrong if len(self.about) < self.plan.sites else []  # without a place to fill, nobody is
+                self._refuse([*in_the_way, *(one for one in found if one not in wrong)])
                 return self._seat()
             time.sleep(POLL)
 
@@ -178,13 +180,15 @@ class FlowerDesk:
             name = self.names[client]
             domain = str(self.about[name]["domain"]) or name
             scores = []
+            groups = len(list_groups(self.about[name]))
             for split, samples in held[client].items():
                 if not samples:
                     continue
                 values = content.metric_records.get(split)
-                if values is None or not all(isinstance(value, float) for value in values.values()):
-                    raise EquipoiseError(f"its {split} scores are not numbers.")
-                scores += [Score(name, domain, split, m, float(str(v)), samples) for m, v in values.items()]
+                if values is None:
+                    raise EquipoiseError(f"its {split} scores are missing.")
+                told = check_scores(values, samples, groups)
+                scores += [Score(name, domain, split, metric, value, samples) for metric, value in told.items()]
             return scores
 
         found, refused = self._send("evaluate", tested, make_broadcast(server, 0), read, server.evaluated)
@@ -213,7 +217,7 @@ class FlowerDesk:
         for node, content in sorted(answers.items()):
             try:
                 about = read_about(str(wire.read_facts(content)["about"]))
-            except (EquipoiseError, KeyError) as error:
+            except Exception as error:  # of any kind: no greeting may end the run
                 mistakes[node] = f"it does not say which site it is. {wire.explain(error)}"
                 continue
             name = str(about["name"])
@@ -260,7 +264,7 @@ class FlowerDesk:
             try:
                 self._refuse_stranger(content, k, broadcast.round)
                 usable[k] = read(k, content)
-            except (EquipoiseError, ValueError, KeyError, TypeError, EOFError) as error:
+            except Exception as error:  # of any kind: no answer may end the run
                 rejected[k] = wire.explain(error)
         rejected = {k: _in_one_line(why) for k, why in rejected.items()}
         return [usable[k] for k in sorted(usable)], [Refusal(k, rejected[k]) for k in sorted(rejected)]

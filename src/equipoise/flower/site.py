@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,15 +14,18 @@ from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, 
 from flwr.clientapp import ClientApp
 
 from equipoise.data import Client, Federation, load_federation
+from equipoise.data.catalogue import is_ours
 from equipoise.data.own import own
 from equipoise.data.stand_in import describe_site, seat_site
+from equipoise.data.tables import Schema
 from equipoise.engine.site_states import load_state, place_states, store_states
 from equipoise.engine.states import flatten, nest
 from equipoise.flower import wire
 from equipoise.flower.plan import Plan
-from equipoise.grammar import split_list
+from equipoise.grammar import join_words, split_list
 from equipoise.groups import WITHHELD
 from equipoise.losses import parse_loss
+from equipoise.models.own import find_file
 from equipoise.roles import Phase
 from equipoise.rounds.client import client_round
 from equipoise.rounds.evaluation import SCORED, evaluate, evaluate_unseen, list_models_at_home
@@ -29,6 +34,10 @@ from equipoise.task import Task
 from equipoise.types import ClientState, EquipoiseError
 
 KEPT = "equipoise state "  # names records in `context.state`, with the number of rounds after which the state holds
+LOG = logging.getLogger(__name__)
+STATES = Path("~/.equipoise")  # the folder below which a run may ask a site to keep its states
+# Names of columns and files stand in backticks in our messages, and values of data in quotes, as Python writes them.
+VALUES = re.compile(r"""(`[^`]*`)|(?<!\w)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""", re.DOTALL)
 Records = dict[str, ArrayRecord | ConfigRecord | MetricRecord]
 
 
@@ -51,18 +60,20 @@ def client_app(
 
     Without a plan, it is read from the run's configuration. The node's configuration says which data are the site's:
     `site="north" data="/data/north.csv"`, or `partition-id=0` for a part of `data` or of the plan's data set. `schema`
-    is the file of classes and columns that all sites agreed on.
+    is the file of classes and columns that all sites agreed on. The run's configuration names no path at a site.
     """
     app = ClientApp()
 
     def answering(answer: Handler) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:
             try:
-                agreed = plan or Plan.from_config(context.run_config)
+                agreed = plan or _refuse_paths(Plan.from_config(context.run_config))
                 content = RecordDict(answer(agreed, _site(agreed, data, schema, context), message, context))
             except Exception as error:  # of any kind: the server is told in words
+                if not isinstance(error, EquipoiseError):
+                    LOG.exception("An error of the software, of which the server is told only the kind")
                 name = str(context.node_config.get("site", ""))
-                content = RecordDict({wire.FACTS: ConfigRecord({wire.ERROR: wire.explain(error), "name": name})})
+                content = RecordDict({wire.FACTS: ConfigRecord({wire.ERROR: _tell(error), "name": name})})
             return Message(content, reply_to=message)
 
         return handle
@@ -75,6 +86,42 @@ def client_app(
     return app
 
 
+def _refuse_paths(plan: Plan) -> Plan:
+    """The plan of a run's configuration, if it makes the site read or write no path: those come from the site itself."""
+    if plan.data and not is_ours(plan.data):
+        raise EquipoiseError(
+            f"The run's configuration has data={plan.data!r}, which is no data set of the library. A site reads the files "
+            "that its own --node-config names (data=...), and no others."
+        )
+    if isinstance(plan.model, str) and find_file(plan.model):
+        raise EquipoiseError(
+            f"The run's configuration has model={plan.model!r}, a file. Give the app a model in its code: "
+            "client_app(Plan(...))."
+        )
+    folder = Path(plan.site_state).expanduser().resolve()
+    if plan.site_state and not folder.is_relative_to(STATES.expanduser().resolve()):
+        raise EquipoiseError(
+            f"The run's configuration has site-state={plan.site_state!r}, which is not below {STATES}. A site names another "
+            "folder itself, with state=... in its --node-config."
+        )
+    return plan
+
+
+def _tell(error: Exception) -> str:
+    """What the server is told of an error. An error that is not ours may quote anything, so only its kind is told."""
+    ours = isinstance(error, EquipoiseError)
+    return wire.explain(error) if ours else f"{type(error).__name__}: the log of the site says more."
+
+
+def withhold_values(text: str) -> str:
+    """A message about a site's data without the values that it quotes.
+
+    >>> withhold_values("Column `age` is a number in the schema. Found 'Smith' in line 7.")
+    'Column `age` is a number in the schema. Found (withheld) in line 7.'
+    """
+    return VALUES.sub(lambda found: found[1] or "(withheld)", text)
+
+
 # --------------------------------------------------------------------------- the site's data
 def _site(plan: Plan, data: Federation | None, schema: str | Path | None, context: Context) -> Site:
     """The site with the data that its node's configuration names."""
@@ -85,7 +132,13 @@ def _site(plan: Plan, data: Federation | None, schema: str | Path | None, contex
         size, label, ignore = node.get("image-size"), node.get("label"), str(node.get("ignore", ""))
         more = str(node.get("target", "")), None if "group" not in node else str(node["group"])
         options = (None if size is None else int(size), None if label is None else str(label), ignore, *more)
-        federation = _own(path, name, None if agreed is None else str(agreed), *options)
+        try:
+            federation = _own(path, name, None if agreed is None else str(agreed), *options)
+        except EquipoiseError as error:
+            LOG.warning("%s", error)  # here, with the values
+            raise EquipoiseError(withhold_values(str(error))) from None
+        if agreed is None and not node.get("share-levels", False):
+            _refuse_levels(federation)
         return Site(_ready(plan, federation), _ready(plan, federation).clients[0])
     if data is None and not plan.data:
         raise EquipoiseError('This site has no data. Start its SuperNode with --node-config \'site="..." data="..."\'.')
@@ -98,6 +151,18 @@ def _site(plan: Plan, data: Federation | None, schema: str | Path | None, contex
     if not 0 <= number < len(federation):
         raise EquipoiseError(f"partition-id must lie in 0 .. {len(federation) - 1}. Found {number}.")
     return Site(federation, federation.clients[number], number)
+
+
+def _refuse_levels(federation: Federation) -> None:
+    """Refuse a table with text columns, if no schema was agreed on: the server would be told what they hold."""
+    schema = Schema.from_json(federation.schema)
+    texts = [f"`{name}`" for name, levels in schema.columns.items() if levels is not None]
+    texts += [f"`{schema.group}`"] * bool(schema.group)
+    if texts:
+        raise EquipoiseError(
+            f"No schema was agreed on, so the server would be told the values of the text columns {join_words(texts, 12)}. "
+            "Agree on a schema (equipoise deploy merge-schemas), or allow it with share-levels=true in --node-config."
+        )
 
 
 @functools.lru_cache(maxsize=1)  # a process that answers many messages loads the data once
@@ -146,6 +211,7 @@ def _hello(plan: Plan, site: Site, message: Message, context: Context) -> Record
     """Say who the site is, and what its data look like."""
     training = plan.trained_as(site.federation.protocol.training)
     about = describe_site(site.federation, site.client, training, site.number)
+    about["notes"] = [withhold_values(note) for note in site.federation.notes]
     return {wire.FACTS: ConfigRecord({"about": json.dumps(about)})}
 
 

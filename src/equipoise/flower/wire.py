@@ -1,14 +1,20 @@
 """The content of messages between server and sites: tensors by name in Flower's records.
 
-Nothing is pickled: Flower writes and reads arrays in NumPy's own format, with `allow_pickle=False`.
+Nothing is pickled: Flower writes arrays in NumPy's own format, and `read_array` reads no other, nor arrays of objects.
+An array that declares more numbers than were sent is refused before memory is asked for.
 """
 
 from __future__ import annotations
 
+import io
+import math
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from numpy.lib import format as npy
+from numpy.typing import NDArray
 from torch import Tensor
 
 from equipoise.types import Broadcast, EquipoiseError, Layout, Memory, PerClient, Replies, Server, Shared, Tensors
@@ -30,7 +36,25 @@ def unpack_arrays(content: RecordDict, name: str) -> Tensors:
         raise EquipoiseError(
             f"The message has no arrays `{name}`. Do server and sites have the same version of Equipoise?"
         )
-    return {key: torch.from_numpy(value.numpy().copy()) for key, value in record.items()}
+    return {key: torch.from_numpy(read_array(value, key)) for key, value in record.items()}
+
+
+def read_array(array: Array, name: str) -> NDArray[np.generic]:
+    """The numbers of an array, in memory of their own. What its header declares must be what was sent, byte for byte."""
+    content = io.BytesIO(array.data)
+    try:
+        version = npy.read_magic(content)
+        read_header = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
+        shape, by_column, kind = read_header(content)
+    except Exception as error:  # whatever foreign bytes lead to
+        raise EquipoiseError(f"Array `{clean(name)}` is not in NumPy's format ({type(error).__name__}).") from None
+    if kind.kind not in "fiub":
+        raise EquipoiseError(f"Array `{clean(name)}` is {clean(str(kind))}, not numbers.")
+    sent, declared = len(array.data) - content.tell(), math.prod(shape) * kind.itemsize
+    if min(shape, default=0) < 0 or declared != sent:
+        raise EquipoiseError(f"Array `{clean(name)}` declares {declared} bytes. Found {sent}.")
+    values = np.frombuffer(array.data, kind, offset=content.tell())
+    return values.reshape(shape, order="F" if by_column else "C").copy(order="C")
 
 
 def read_facts(content: RecordDict) -> ConfigRecord:
@@ -49,8 +73,9 @@ def explain(error: Exception) -> str:
 
 def clean(text: str) -> str:
     """What another machine says, in lines of plain words, and not too many of them."""
-    lines = (" ".join(line.split()) for line in text.splitlines())
-    return "\n".join(line for line in lines if line)[:LONGEST]
+    printable = ("".join(sign if sign.isprintable() else " " for sign in line) for line in text[:LONGEST].splitlines())
+    lines = (" ".join(line.split()) for line in printable)
+    return "\n".join(line for line in lines if line)
 
 
 # --------------------------------------------------------------------------- to a site

@@ -53,13 +53,14 @@ class Workers:
         with hide_main():
             for number in range(min(count, cohort)):
                 here, there = context.Pipe()
-                worker = context.Process(
-                    target=_work, args=(there, number, method, task, self.theta, self.rows, stacked, sums), daemon=True
-                )
+                worker = context.Process(target=_work, args=(there, number), daemon=True)
                 worker.start()
                 there.close()
                 self.pipes.append(here)
                 self.workers.append(worker)
+        for pipe in self.pipes:  # not with `start`, which would wait for ever for a worker that is gone already
+            with suppress(ConnectionError):  # that shows when its first answer is read
+                pipe.send((method, task, self.theta, self.rows, stacked, sums))
 
     def __call__(self, errand: Errand) -> tuple[Replies, dict[int, ClientState]]:
         """Do an errand. The updates in the replies are rows of shared memory, which the next round overwrites."""
@@ -115,12 +116,17 @@ def _shared(*shape: int, dtype: torch.dtype) -> Tensor:
     return tensor
 
 
-def _work(
-    pipe: Connection, number: int, method: Method, task: Task, theta: Tensor, rows: Tensor, stacked: int, sums: bool
-) -> None:
+def _work(pipe: Connection, number: int) -> None:
     """What a worker process does: errands, until the pipe is closed."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears Ctrl-C, and closes the pipe
     torch.set_num_threads(1)
+    try:
+        method, task, theta, rows, stacked, sums = pipe.recv()
+    except (EOFError, ConnectionError, KeyboardInterrupt):
+        return
+    except Exception as error:  # the parent raises it when it asks for the first answer
+        pipe.send(EquipoiseError(f"Worker process {number} cannot begin: {type(error).__name__}: {error}"))
+        return
     torch.set_default_dtype(theta.dtype)
     compute = run_in_process(method, task, stacked, sums)
     while True:
