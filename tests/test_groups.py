@@ -258,6 +258,7 @@ def test_a_regression_federation_from_a_table_to_the_report(tmp_path):
     assert "explained" in one.output
     assert "error" in one.output
     methods = "fedavg,qffl,fedheal,local_only"
+    words += ["--hold-out", "south"]
     many = invoke("compare", str(table), "--methods", methods, "--seeds", "2", *words, "--out", str(out))
     assert many.exit_code == 0, many.output
     assert "Test explained variance on patients in percent" in many.output
@@ -265,7 +266,11 @@ def test_a_regression_federation_from_a_table_to_the_report(tmp_path):
     assert "Error of each client" in page
     assert "loss huber" in page
     assert "the worst client has the largest error" in page
-    assert "nan" not in page.lower().replace("finance", "").split("<script>")[0]
+    shown = page.lower().split("<script>")[0]
+    assert "nan" not in shown.replace("finance", "")
+    assert "explained variance in percent, last round, on the test data of clients that never trained" in shown
+    assert "who holds what" not in shown
+    assert "accuracy" not in shown.split("all figures with their definitions")[0]
 
 
 def test_the_group_enters_the_model_if_asked(tmp_path):
