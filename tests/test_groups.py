@@ -239,6 +239,15 @@ def test_a_group_fairness_federation_from_a_table_to_the_report(tmp_path):
     assert "Gap in demographic parity:" in one.output
     many = invoke("compare", str(table), "--methods", "fedavg,fedfb(alpha=1.0),fairfed", "--seeds", "2", *words)
     assert many.exit_code == 0, many.output
+    assert "Gaps between groups of sex (f, m) in points" in many.output
+    rows = {(r["method"], r["figure"]): r for r in csv.DictReader((out / "report.csv").read_text().splitlines())}
+    gap = rows["fairfed", "gap in demographic parity"]
+    assert f"{100 * float(gap['mean']):.1f} ±" in many.output
+    assert gap["definition"].startswith("largest difference in the share of samples")
+    assert ("fedavg", "gap in loss") in rows
+    latex = (out / "report.tex").read_text()
+    assert f"{100 * float(gap['mean']):.1f} $\\pm$" in latex
+    assert "worst client: equal opportunity" in latex
     page = (out / "report.html").read_text()
     assert ">Groups</h2>" in page
     assert "worst client: demographic parity" in page
@@ -248,6 +257,20 @@ def test_a_group_fairness_federation_from_a_table_to_the_report(tmp_path):
     assert stored.manifest["data"]["groups"] == {"name": "sex", "names": ["f", "m"]}
     assert json.loads((run_folder / "schema.json").read_text())["columns"] == {"dose": "number"}
     assert sum(one.sizes.sum() for one in read_tallies(stored).values()) == stored.samples().sum()  # all test samples
+
+
+def test_a_gap_that_is_not_shown_says_why(tmp_path):
+    def spare_women(row):
+        return row | {"ill": 0} if row["sex"] == "f" else row
+
+    table = write_patients(tmp_path / "patients.csv", spare_women)
+    words = ["--label", "ill", "--group", "sex", "--ignore", "stay", "--rounds", "2", "--out", str(tmp_path / "runs")]
+    found = invoke("run", str(table), *words)
+    said = " ".join(found.output.split())
+    why = "not shown, because fewer than two groups have 10 test samples of the positive class."
+    assert f"Gap in equal opportunity: {why}" in said
+    assert f"Gap in equalized odds: {why}" in said
+    assert "- points" not in said
 
 
 def test_a_regression_federation_from_a_table_to_the_report(tmp_path):
