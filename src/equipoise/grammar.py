@@ -87,36 +87,34 @@ def split_list(text: str) -> list[str]:
     return [part.strip() for part in [*parts, text[start:]] if part.strip()]
 
 
-def parse_calls(text: str) -> list[Call]:
-    """The calls in a text such as `name(parameter=value) + name`.
+def parse_calls(text: str, example: str = "eagle(lam=0.1) + fedheal") -> list[Call]:
+    """The calls in a text such as `name(parameter=value) + name`. Errors show the example.
 
     >>> [str(call) for call in parse_calls("fedprox(mu=0.01) + fedheal")]
     ['fedprox(mu=0.01)', 'fedheal']
     """
     try:
-        return _calls(ast.parse(text.strip(), mode="eval").body, text)
+        return _calls(ast.parse(text.strip(), mode="eval").body, text, example)
     except SyntaxError as error:
-        raise EquipoiseError(
-            f"Cannot read `{text}`: {error.msg}. Write for example `eagle(lam=0.1) + fedheal`."
-        ) from None
+        raise EquipoiseError(f"Cannot read `{text}`: {error.msg}. Write for example `{example}`.") from None
 
 
-def parse_one(text: str, kind: str) -> Call:
-    """The one call in a text; an error that speaks of `kind` if there are several.
+def parse_one(text: str, kind: str, example: str) -> Call:
+    """The one call in a text; an error that speaks of `kind` if there are several. Errors show the example.
 
-    >>> parse_one("mlp(hidden=(64,))", "model").name
+    >>> parse_one("mlp(hidden=(64,))", "model", "linear").name
     'mlp'
     """
-    calls = parse_calls(text)
+    calls = parse_calls(text, example)
     if len(calls) != 1:
         raise EquipoiseError(f"Name one {kind}. Found `{text}`.")
     return calls[0]
 
 
-def _calls(node: ast.expr, text: str) -> list[Call]:
+def _calls(node: ast.expr, text: str, example: str) -> list[Call]:
     match node:
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return [*_calls(left, text), *_calls(right, text)]
+            return [*_calls(left, text, example), *_calls(right, text, example)]
         case ast.Name(id=name):
             return [Call(name)]
         case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords):
@@ -126,7 +124,8 @@ def _calls(node: ast.expr, text: str) -> list[Call]:
             return [Call(name, tuple((_argument_name(k, text), _literal(k.value, name, text)) for k in keywords))]
         case ast.Call(func=ast.Name(id=name)):
             raise EquipoiseError(f"Arguments go by keyword, as in `{name}(parameter=value)`. Found `{text}`.")
-    raise EquipoiseError(f"Cannot read `{text}`. Write names joined by `+`, for example `eagle(lam=0.1) + fedheal`.")
+    joined = " joined by `+`" if "+" in example else ""
+    raise EquipoiseError(f"Cannot read `{text}`. Write names{joined}, for example `{example}`.")
 
 
 def _argument_name(keyword: ast.keyword, text: str) -> str:
