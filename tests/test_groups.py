@@ -247,6 +247,15 @@ def test_a_group_fairness_federation_from_a_table_to_the_report(tmp_path):
     assert "Gap in demographic parity:" in one.output
     many = invoke("compare", str(table), "--methods", "fedavg,fedfb(alpha=1.0),fairfed", "--seeds", "2", *words)
     assert many.exit_code == 0, many.output
+    assert "Gaps between groups of sex (f, m) in points" in many.output
+    rows = {(r["method"], r["figure"]): r for r in csv.DictReader((out / "report.csv").read_text().splitlines())}
+    gap = rows["fairfed", "gap in demographic parity"]
+    assert f"{100 * float(gap['mean']):.1f} ±" in many.output
+    assert gap["definition"].startswith("largest difference in the share of samples")
+    assert ("fedavg", "gap in loss") in rows
+    latex = (out / "report.tex").read_text()
+    assert f"{100 * float(gap['mean']):.1f} $\\pm$" in latex
+    assert "worst client: equal opportunity" in latex
     page = (out / "report.html").read_text()
     assert ">Groups</h2>" in page
     assert "worst client: demographic parity" in page
@@ -258,6 +267,20 @@ def test_a_group_fairness_federation_from_a_table_to_the_report(tmp_path):
     assert sum(one.sizes.sum() for one in read_tallies(stored).values()) == stored.samples().sum()  # all test samples
 
 
+def test_a_gap_that_is_not_shown_says_why(tmp_path):
+    def spare_women(row):
+        return row | {"ill": 0} if row["sex"] == "f" else row
+
+    table = write_patients(tmp_path / "patients.csv", spare_women)
+    words = ["--label", "ill", "--group", "sex", "--ignore", "stay", "--rounds", "2", "--out", str(tmp_path / "runs")]
+    found = invoke("run", str(table), *words)
+    said = " ".join(found.output.split())
+    why = "not shown, because fewer than two groups have 10 test samples of the positive class."
+    assert f"Gap in equal opportunity: {why}" in said
+    assert f"Gap in equalized odds: {why}" in said
+    assert "- points" not in said
+
+
 def test_a_regression_federation_from_a_table_to_the_report(tmp_path):
     table, out = write_patients(tmp_path / "patients.csv"), tmp_path / "runs"
     words = ["--target", "stay", "--loss", "huber(delta=1)", "--group", "sex", "--ignore", "ill", "--rounds", "8"]
@@ -266,6 +289,7 @@ def test_a_regression_federation_from_a_table_to_the_report(tmp_path):
     assert "explained" in one.output
     assert "error" in one.output
     methods = "fedavg,qffl,fedheal,local_only"
+    words += ["--hold-out", "south"]
     many = invoke("compare", str(table), "--methods", methods, "--seeds", "2", *words, "--out", str(out))
     assert many.exit_code == 0, many.output
     assert "Test explained variance on patients in percent" in many.output
@@ -273,7 +297,11 @@ def test_a_regression_federation_from_a_table_to_the_report(tmp_path):
     assert "Error of each client" in page
     assert "loss huber" in page
     assert "the worst client has the largest error" in page
-    assert "nan" not in page.lower().replace("finance", "").split("<script>")[0]
+    shown = page.lower().split("<script>")[0]
+    assert "nan" not in shown.replace("finance", "")
+    assert "explained variance in percent, last round, on the test data of clients that never trained" in shown
+    assert "who holds what" not in shown
+    assert "accuracy" not in shown.split("all figures with their definitions")[0]
 
 
 def test_the_group_enters_the_model_if_asked(tmp_path):

@@ -94,6 +94,8 @@ def test_text_and_back(text):
     ("text", "words"),
     [
         ("hubert", "Unknown loss `hubert`. Did you mean `huber`?"),
+        ("", "Write for example `huber(delta=1)`."),
+        ("3", "Cannot read `3`. Write names, for example `huber(delta=1)`."),
         ("huber(delta=0)", "`delta` must be above 0"),
         ("binary(threshold=1.0)", "`threshold` must be above 0 and below 1"),
         ("cross_entropy(smoothing=1.0)", "`smoothing` must be at least 0 and below 1"),

@@ -82,6 +82,8 @@ def test_text_is_written_in_one_way():
         ("cosin", "Unknown schedule `cosin`. Did you mean `cosine`?"),
         ("cosine(ende=1)", "`cosine` has no parameter `ende`. Did you mean `end`?"),
         ("cosine(0.1)", "Arguments go by keyword"),
+        ("cosine(", "Write for example `warmup(rounds=5) + cosine(end=0.01)`."),
+        ("3", "Write names joined by `+`, for example `warmup(rounds=5) + cosine(end=0.01)`."),
         ("warmup + cosine", "`warmup` must say after how many rounds `cosine` begins: write warmup(rounds=...)"),
         ("warmup(rounds=0)", "`warmup` lasts a whole number of rounds, at least 1. Found rounds=0."),
         ("warmup(round=3)", "`round` is counted by the run, not set."),

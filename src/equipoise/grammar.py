@@ -107,14 +107,14 @@ def split_list(text: str) -> list[str]:
     return [part.strip() for part in [*parts, text[start:]] if part.strip()]
 
 
-def parse_calls(text: str) -> list[Call]:
-    """The calls in a text such as `name(parameter=value) + name`.
+def parse_calls(text: str, example: str = "eagle(lam=0.1) + fedheal") -> list[Call]:
+    """The calls in a text such as `name(parameter=value) + name`. Errors show the example.
 
     >>> [str(call) for call in parse_calls("fedprox(mu=0.01) + fedheal")]
     ['fedprox(mu=0.01)', 'fedheal']
     """
     try:
-        return _calls(ast.parse(text.strip(), mode="eval").body, text)
+        return _calls(ast.parse(text.strip(), mode="eval").body, text, example)
     except EquipoiseError:
         raise
     except SyntaxError as error:
@@ -125,25 +125,25 @@ def parse_calls(text: str) -> list[Call]:
         why = "it has too many terms, or brackets inside brackets"
     except ValueError as error:
         why = str(error)
-    raise EquipoiseError(f"Cannot read `{show(text)}`: {why}. Write for example `eagle(lam=0.1) + fedheal`.")
+    raise EquipoiseError(f"Cannot read `{show(text)}`: {why}. Write for example `{example}`.")
 
 
-def parse_one(text: str, kind: str) -> Call:
-    """The one call in a text; an error that speaks of `kind` if there are several.
+def parse_one(text: str, kind: str, example: str) -> Call:
+    """The one call in a text; an error that speaks of `kind` if there are several. Errors show the example.
 
-    >>> parse_one("mlp(hidden=(64,))", "model").name
+    >>> parse_one("mlp(hidden=(64,))", "model", "linear").name
     'mlp'
     """
-    calls = parse_calls(text)
+    calls = parse_calls(text, example)
     if len(calls) != 1:
         raise EquipoiseError(f"Name one {kind}. Found `{show(text)}`.")
     return calls[0]
 
 
-def _calls(node: ast.expr, text: str) -> list[Call]:
+def _calls(node: ast.expr, text: str, example: str) -> list[Call]:
     match node:
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            return [*_calls(left, text), *_calls(right, text)]
+            return [*_calls(left, text, example), *_calls(right, text, example)]
         case ast.Name(id=name):
             return [Call(name)]
         case ast.Call(func=ast.Name(id=name), args=[], keywords=keywords):
@@ -155,9 +155,8 @@ def _calls(node: ast.expr, text: str) -> list[Call]:
             raise EquipoiseError(
                 f"Arguments go by keyword, as in `{show(name)}(parameter=value)`. Found `{show(text)}`."
             )
-    raise EquipoiseError(
-        f"Cannot read `{show(text)}`. Write names joined by `+`, for example `eagle(lam=0.1) + fedheal`."
-    )
+    joined = " joined by `+`" if "+" in example else ""
+    raise EquipoiseError(f"Cannot read `{show(text)}`. Write names{joined}, for example `{example}`.")
 
 
 def _argument_name(keyword: ast.keyword, text: str) -> str:

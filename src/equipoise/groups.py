@@ -39,6 +39,14 @@ DEFINITIONS = {
     "equalized_odds": "the larger of the differences in true and in false positive rate",
 }
 
+# The samples among which a rate counts.
+COUNTED = {
+    "accuracy": "test samples",
+    "selection rate": "test samples",
+    "true positive rate": "test samples of the positive class",
+    "false positive rate": "test samples of other classes than the positive one",
+}
+
 
 @dataclass(frozen=True, eq=False)
 class Tally:
@@ -97,6 +105,17 @@ def measure_gap(tally: Tally, name: str, against: Against = "pairs", fewest: int
     found = [_gap_of_rate(tally, rate, against, fewest) for rate in GAPS[name]]
     known = [value for value in found if not math.isnan(value)]
     return max(known) if len(known) == len(found) else math.nan
+
+
+def explain_absence(tally: Tally, name: str) -> str:
+    """Why a gap is not shown, in words: what too few groups have enough of. Empty if it is shown.
+
+    >>> few = Tally(np.array([[[30., 10], [1, 3]], [[40, 0], [20, 20]]]), np.array([33., 60]), np.zeros((2, 2)))
+    >>> explain_absence(few, "equal_opportunity")
+    'fewer than two groups have 10 test samples of the positive class'
+    """
+    lacking = [COUNTED[rate] for rate in GAPS[name] if math.isnan(_gap_of_rate(tally, rate, "pairs", SHOWN))]
+    return f"fewer than two groups have {SHOWN} {' and '.join(lacking)}" if lacking else ""
 
 
 def _gap_of_rate(tally: Tally, rate: str, against: Against, fewest: int) -> float:

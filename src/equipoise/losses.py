@@ -324,7 +324,7 @@ def parse_loss(text: str) -> Loss:
     >>> parse_loss("huber(delta=2)"), str(parse_loss("binary(threshold=0.5)"))
     (Huber(delta=2.0), 'binary')
     """
-    call = parse_one(text, "loss")
+    call = parse_one(text, "loss", "huber(delta=1)")
     entry = LOSSES.find(call.name)
     return entry.function(**entry.check(dict(call.arguments)))
 

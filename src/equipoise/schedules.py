@@ -123,7 +123,7 @@ def parse_schedule(text: str) -> tuple[Stage, ...]:
     equipoise.EquipoiseError: Unknown schedule `cosin`. Did you mean `cosine`? There are constant, warmup, cosine, linear, \
 step, exponential.
     """
-    calls = parse_calls(text)
+    calls = parse_calls(text, "warmup(rounds=5) + cosine(end=0.01)")
     stages = [_build_stage(call) for call in calls]
     for before, after in pairwise(stages):
         if before.rounds is None:

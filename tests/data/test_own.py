@@ -477,7 +477,7 @@ def test_a_run_records_that_rows_were_dropped(tmp_path, monkeypatch):
 def test_small_tests_and_lone_classes_are_noted(tmp_path):
     rows = [f"{i},{'ab'[i % 2]},large" for i in range(60)] + [f"{i},{'ac'[i % 2]},small" for i in range(20)]
     found = own(str(broken(tmp_path, "t.csv", "\n".join(["v,label,client", *rows]))))
-    assert "Clients with fewer than 10 test samples, whose accuracy is coarse: `small` (4)." in found.notes
+    assert "Clients with fewer than 10 test samples, whose score is coarse: `small` (4)." in found.notes
     assert "Classes that only one client can learn from: b (`large`), c (`small`)." in found.notes
     alone = own(str(broken(tmp_path, "one.csv", "\n".join(["v,label,client", *rows[:60]]))))
     assert not any("Classes" in note for note in alone.notes)  # of a single client that says nothing

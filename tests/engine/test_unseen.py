@@ -1,5 +1,6 @@
 """Clients that are held out: they never train, and are scored apart."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -30,6 +31,56 @@ def test_a_run_is_what_it_is_without_the_clients_that_are_held_out(text):
         assert [(r.clients, r.weights) for r in held.rounds] == [(r.clients, r.weights) for r in plain.rounds]
         assert set(held.values(split="unseen")) == {"c1"}
         assert "c1" not in held.values(split="train")
+
+
+def write_stays(folder, shift, clients=("north", "south", "east")):
+    """A table of stays in days, in which those of `south` are longer by `shift`."""
+    draw = torch.Generator().manual_seed(4)
+    rows = ["client,dose,age,stay"]
+    for name in ("north", "south", "east"):
+        for dose, age, noise in torch.randn(40, 3, generator=draw).tolist():
+            stay = 5 + 2 * dose - age + 0.3 * noise + (shift if name == "south" else 0)
+            rows += [f"{name},{dose:.3f},{age:.3f},{stay:.3f}"] if name in clients else []
+    folder.mkdir()
+    path = folder / "stays.csv"
+    path.write_text("\n".join(rows) + "\n")
+    return path
+
+
+def own_numbers(shift, clients=("c0", "c1", "c2")):
+    draw = torch.Generator().manual_seed(3)
+    samples = {name: torch.randn(30, 3, generator=draw) for name in ("c0", "c1", "c2")}
+    found = {n: (x, 100 + 20 * x[:, 0] + (shift if n == "c1" else 0)) for n, x in samples.items() if n in clients}
+    return Federation.from_tensors(found, target="number", test_share=0.3)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "table"])
+def test_numbers_of_clients_that_are_held_out_do_not_enter_training(kind, tmp_path):
+    """Centre and spread come from those who train, so that the others' run is the one without the held-out client."""
+    if kind == "arrays":
+        held, plain, name = own_numbers(500), own_numbers(0, ("c0", "c2")), "c1"
+    else:
+        places = write_stays(tmp_path / "a", 500), write_stays(tmp_path / "b", 0, ("north", "east"))
+        held, plain = (load_federation(f"own(path={str(place)!r}, target=('stay',))") for place in places)
+        name = "south"
+    found, alone = quiet("fedavg", held, rounds=3, hold_out=name), quiet("fedavg", plain, rounds=3)
+    assert torch.equal(found.server.theta, alone.server.theta)
+    for metric in ("loss", "mae"):
+        assert found.values(metric) == alone.values(metric)
+    assert (found.federation.centre, found.federation.spread) == (plain.centre, plain.spread)
+    assert found.federation.schema == plain.schema
+    assert found.values("mae", "unseen")[name] > 400  # in the units of the numbers
+    assert held.centre != plain.centre
+
+
+def test_an_agreed_schema_says_how_numbers_are_standardised_whoever_is_held_out(tmp_path):
+    place = write_stays(tmp_path / "a", 500)
+    schema = tmp_path / "schema.json"
+    schema.write_text(json.dumps(load_federation(f"own(path={str(place)!r}, target=('stay',))").schema))
+    data = load_federation(f"own(path={str(place)!r}, schema={str(schema)!r})")
+    held = data.hold_out("south")
+    assert (held.centre, held.spread, held.schema) == (data.centre, data.spread, data.schema)
+    assert torch.equal(held.y, data.y)
 
 
 def test_they_are_scored_in_every_evaluation_by_the_global_model():

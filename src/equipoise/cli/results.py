@@ -12,12 +12,12 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from equipoise.cli.screens import screen
-from equipoise.groups import RATES, bound_gap, find_worst, pool
+from equipoise.groups import RATES, bound_gap, explain_absence, find_worst, pool
 from equipoise.metrics import PLUS_MINUS, UNSEEN, figures
 from equipoise.runs.reading import Recorded
 from equipoise.study.comparison import Comparison
-from equipoise.study.report.figures import average_by_domain
-from equipoise.study.report.groups import list_gaps, list_group_names, read_tallies, say_positive
+from equipoise.study.report.figures import Study, average_by_domain
+from equipoise.study.report.groups import build_gap_table, list_gaps, list_group_names, read_tallies, say_positive
 
 # Metrics that the table of a run shows beside score and loss where they were recorded, with the heads of their columns.
 FURTHER = {
@@ -81,6 +81,10 @@ def draw_groups(run: Recorded) -> list[RenderableType]:
         table.add_row(escape(name), str(int(whole.sizes[z])), *shares, "-" if np.isnan(loss) else f"{loss:.3f}")
     lines = []
     for gap in list_gaps(run):
+        absence = explain_absence(whole, gap)
+        if absence:
+            lines.append(f"Gap in {gap.replace('_', ' ')}: not shown, because {absence}")
+            continue
         found, worst = bound_gap(list(tallies.values()), gap), find_worst(tallies, gap)
         lines.append(
             f"Gap in {gap.replace('_', ' ')}: {_share(found.mean)} points ({_share(found.low)} to {_share(found.high)})"
@@ -133,6 +137,27 @@ def draw_comparison(table: Comparison, name: str, over: str = "domains", score: 
         if Measurement.get(screen, screen.options.update(width=10_000), shown).maximum <= screen.width:
             return shown
     return shown
+
+
+def draw_gaps(study: Study) -> list[RenderableType]:
+    """A table of the gaps between groups of samples, a row per method; empty without groups.
+
+    If it is too wide for the terminal, it is shown without the worst clients.
+    """
+    column, names = list_group_names(study.any)
+    if not names:
+        return []
+    head, rows = build_gap_table(study)
+    for columns in (head, [name for name in head if not name.startswith("worst client")]):
+        shown = Table(
+            *map(escape, columns), title_justify="left",
+            title=escape(f"Gaps between groups of {column} ({', '.join(names)}) in points, over all clients' test samples"),
+        )  # fmt: skip
+        for row in rows:
+            shown.add_row(*(escape(cell) for name, cell in zip(head, row, strict=True) if name in columns))
+        if Measurement.get(screen, screen.options.update(width=10_000), shown).maximum <= screen.width:
+            break
+    return [shown]
 
 
 def _draw_columns(

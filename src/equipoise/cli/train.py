@@ -242,7 +242,7 @@ def _say_what_was_noted(experiment: Experiment, outcomes: Sequence[Outcome], fai
 
 def _show_outcomes(experiment: Experiment, outcomes: Sequence[Outcome], out: Path) -> None:
     """Print a table per data set and the verdicts, and write the report."""
-    from equipoise.cli.results import draw_comparison, suggest_commands
+    from equipoise.cli.results import draw_comparison, draw_gaps, suggest_commands
     from equipoise.method.registry import adapt_to_data
     from equipoise.methods import parse
     from equipoise.runs.reading import read
@@ -270,6 +270,8 @@ def _show_outcomes(experiment: Experiment, outcomes: Sequence[Outcome], out: Pat
     runs = [read(found.folder) for found in outcomes]
     shown = group_studies(runs)
     for study in shown:
+        for table_of_gaps in draw_gaps(study):
+            screen.print(table_of_gaps)
         first, *reasons = tell(study).sentences
         screen.print(f"[bold]{escape(first)}[/]", soft_wrap=True)
         for line in (*reasons, *map(tell_in_a_line, judge_all(study)), *tell_notices(study)):

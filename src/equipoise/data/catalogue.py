@@ -134,7 +134,7 @@ def load_federation(text: str) -> Federation:
     if is_path(text):
         return own(text)
     named = NAMED.fullmatch(text)  # names of data sets may have hyphens, which the grammar of methods does not know
-    call = parse_one(named[1].replace("-", "_") + (named[2] or "") if named else text, "data set")
+    call = parse_one(named[1].replace("-", "_") + (named[2] or "") if named else text, "data set", "scanners")
     entry = DATASETS.find(call.name.replace("_", "-"))
     data = entry.function(**entry.check(dict(call.arguments)))
     is_own = entry.function is own  # records are passed on: they must not tell where a user's files are

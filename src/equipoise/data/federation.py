@@ -107,6 +107,9 @@ class Federation:
     centre: float = 0.0  # of a number to predict: it is `centre + spread * y`
     spread: float = 1.0
     groups: Groups | None = None  # which group each sample is in; None: samples are in none
+    # [n], the numbers to predict as they were given, where centre and spread come from the training clients: they are
+    # found again if a client is held out. None where they were agreed on before, and for other targets.
+    numbers: Tensor | None = None
 
     def __post_init__(self) -> None:
         twins = [name for name, count in Counter(c.name for c in (*self.clients, *self.unseen)).items() if count > 1]
@@ -222,7 +225,8 @@ class Federation:
         """The same federation, in which some clients are `unseen`: they never train, and are only scored.
 
         `which` is how many, drawn by the seed of the data set; or the names of clients or of whole domains, in a list or
-        separated by commas. A text that is a number is a number.
+        separated by commas. A text that is a number is a number. Numbers to predict are standardised again, by those
+        who are left, unless a schema says how.
 
         >>> from equipoise.data import load_federation
         >>> held = load_federation("gaussians").hold_out("client 1")
@@ -246,12 +250,19 @@ class Federation:
             raise EquipoiseError(
                 f"Nobody would be left to train: all {len(held)} clients are held out by {which!r}. Leave some of them in."
             )
-        return replace(
+        left = replace(
             self,
             clients=tuple(client for client in self.clients if client.name not in held),
             unseen=(*self.unseen, *(client for client in self.clients if client.name in held)),
             digest=self.pool_digest,
         )
+        return left if self.numbers is None else left._standardise_again(self.numbers)
+
+    def _standardise_again(self, numbers: Tensor) -> Federation:
+        """The same federation, with numbers to predict that are centred and divided as its training clients ask for."""
+        y, centre, spread = standardise(numbers, [client.train for client in self.clients])
+        schema = None if self.schema is None else {**self.schema, "centre": centre, "spread": spread}
+        return replace(self, y=y, centre=centre, spread=spread, schema=schema)
 
     def _draw_held_out(self, count: int) -> list[str]:
         """The names of `count` clients, drawn by the seed of the data set."""
@@ -326,13 +337,15 @@ class Federation:
             domain, joined = (domains or {}).get(client, ""), (joins or {}).get(client, 0)
             clients.append(Client(client, index, held_out, tested, domain, joined))
         x, y, class_names = pool.finish(classes)
-        y, centre, spread = standardise(y, [c.train for c in clients]) if target == "number" else (y, 0.0, 1.0)
+        numbers, centre, spread = (y if target == "number" else None), 0.0, 1.0
+        if numbers is not None:
+            y, centre, spread = standardise(numbers, [c.train for c in clients])
         labels = {c.name: y[c.train] for c in clients} if target == "classes" else {}
         notes = remark_on_clients(labels, {c.name: len(c.test) for c in clients}, class_names, where={})
         plan = protocol or Protocol(loss=USUAL[target])
         return cls(
             name, x, y, tuple(clients), class_names, plan, notes=tuple(notes), centre=centre, spread=spread,
-            groups=pool.name_groups(),
+            groups=pool.name_groups(), numbers=numbers,
         )  # fmt: skip
 
 

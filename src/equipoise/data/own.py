@@ -147,12 +147,13 @@ def own(
         tested = {c.name: groups.of[c.test] for c in clients}
         notes += remark_on_groups(groups.name, groups.names, groups.of, tested)
         agreed = replace(agreed, group=groups.name, groups=groups.names)
+    numbers = y if wanted.kind == "number" and not agreed.spread else None
     if wanted.kind == "number":
         y, agreed = _scale_numbers(y, clients, agreed)
     protocol = replace(protocol, loss=USUAL[wanted.kind])
     return Federation(
         Path(path).stem, x, y, clients, classes, protocol, preparation, tuple(notes), digest, agreed.as_json(),
-        centre=agreed.centre, spread=agreed.spread or 1.0, groups=groups,
+        centre=agreed.centre, spread=agreed.spread or 1.0, groups=groups, numbers=numbers,
     )  # fmt: skip
 
 

@@ -256,7 +256,7 @@ def deal(text: str, labels: Tensor) -> Parts:
     >>> [len(part) for part in deal("iid(clients=3)", torch.zeros(10))]
     [4, 3, 3]
     """
-    call = parse_one(text, "partition")
+    call = parse_one(text, "partition", "dirichlet(clients=10, alpha=0.5)")
     entry = PARTITIONS.find(call.name)
     arguments = dict(call.arguments)
     if "labels" in arguments:

@@ -10,7 +10,7 @@ from torch import Tensor
 from equipoise.grammar import join_words
 
 FEW_IN_GROUP = 10  # a rate of fewer samples is not shown
-FEW_TESTS = 10  # with fewer test samples, one right or wrong answer moves the accuracy by more than ten points
+FEW_TESTS = 10  # with fewer test samples, one right or wrong answer moves an accuracy by more than ten points
 
 
 def remark_on_clients(
@@ -39,7 +39,7 @@ def remark_on_clients(
     notes = {
         "Clients with a single class to learn from": single,
         "Clients with too few rows to test on, which get no score": untested,
-        f"Clients with fewer than {FEW_TESTS} test samples, whose accuracy is coarse": few,
+        f"Clients with fewer than {FEW_TESTS} test samples, whose score is coarse": few,
         "Classes that only one client can learn from": lone,
     }
     return [f"{text}: {join_words(found)}." for text, found in notes.items() if found]

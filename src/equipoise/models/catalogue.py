@@ -31,7 +31,7 @@ def find_builder(text: str) -> Callable[[tuple[int, ...], int], nn.Module]:
     """
     if find_file(text) is not None:
         return find_own_builder(text)
-    call = parse_one(text, "model")
+    call = parse_one(text, "model", "mlp(hidden=(64,))")
     entry = MODELS.find(call.name)
     arguments = check_arguments(entry, call)
 

@@ -51,7 +51,7 @@ def find_own_builder(text: str) -> Callable[[tuple[int, ...], int], nn.Module]:
         names = _list_builders(module)
         example = f"{named['file']}:{names[0] if names else 'Net'}"
         raise EquipoiseError(f"Which model of `{file.name}`? Name a class or function of it: --model {example}.")
-    call = parse_one(named["call"], "model")
+    call = parse_one(named["call"], "model", "Net(width=3)")
     function = getattr(module, call.name, None)
     if not callable(function):
         names = _list_builders(module)

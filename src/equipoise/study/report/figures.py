@@ -283,8 +283,8 @@ DEFINITIONS = {name: formula.definition for name, formula in FORMULAS.items()} |
         for name in BY_ROUND
     },
     "lowest STD of the curve": "smallest STD (ddof 0) over all evaluated rounds; read it beside the final one only",
-    "AVG unseen": "mean accuracy of the clients that are held out of training, on their test data",
-    "MIN unseen": "smallest accuracy of a client that is held out of training",
+    "AVG unseen": "mean score of the clients that are held out of training, on their test data",
+    "MIN unseen": "smallest score of a client that is held out of training",
     "seconds per round": "wall-clock time of a round, all clients, on the machine of the run",
 }
 PERCENT = {name for name, formula in FORMULAS.items() if formula.percent} | {

@@ -67,6 +67,12 @@ def measure_pooled(study: Study, method: str) -> dict[str, Interval]:
     return found | {"loss": over_seeds([measure_loss_gap(one) for one in pooled])}
 
 
+def define_gap(name: str) -> str:
+    """What a pooled gap is, in words."""
+    what = "largest difference in mean loss between two groups" if name == "loss" else DEFINITIONS[name]
+    return f"{what}, over all clients' test samples together"
+
+
 # --------------------------------------------------------------------------- tables
 def build_gap_table(study: Study) -> Rows:
     """For each method the pooled gaps with an interval, and the worst client's, beside what chance would give it."""

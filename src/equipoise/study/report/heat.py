@@ -127,19 +127,23 @@ def _find_participation(run: Recorded) -> Vector:
 
 @register_plot
 def draw_holdings(study: Study) -> Chart | None:
-    """How many training samples of each class each client holds. Needs at most 60 classes."""
+    """How many training samples of each class or label each client holds. Needs classes or labels, at most 60."""
     data = study.any.manifest["data"]
+    target = data.get("target", "classes")
+    if target == "number":
+        return None
+    what = "class" if target == "classes" else "label"
     counts = np.array([client["classes"] for client in data["clients"]], dtype=float)
     if counts.ndim != 2 or counts.shape[1] > 60:
         return None
     rows = group_names(range(len(counts)), study.any.clients)
     values = [[float(counts[members, c].mean()) for c in range(counts.shape[1])] for _, members in rows]
     panel = Panel(
-        "", [Cells("training samples", values, 0.0, max(map(max, values)) or 1.0, 2)], "class", "",
+        "", [Cells("training samples", values, 0.0, max(map(max, values)) or 1.0, 2)], what, "",
         {float(i): name for i, name in enumerate(data["classes"])}, {float(i): n for i, (n, _) in enumerate(rows)}, wide=True,
         members=[members for _, members in rows],
     )  # fmt: skip
-    caption = "Training samples of each class at each client."
+    caption = f"Training samples of each {what} at each client."
     if len(rows) < len(counts):
         caption += " Groups of clients are means over the group."
     return Chart("holdings", "Who holds what", caption, [panel])

@@ -20,7 +20,13 @@ from equipoise.study.report.headline import say_half, tell
 from equipoise.study.report.notices import tell_notices
 from equipoise.study.report.plots import draw_charts, draw_partitions
 from equipoise.study.report.svg import draw_svg, name_figure
-from equipoise.study.report.unseen import LEFT_OUT, LEGEND, list_left_out, list_unseen_columns, list_unseen_rows
+from equipoise.study.report.unseen import (
+    list_left_out,
+    list_unseen_columns,
+    list_unseen_rows,
+    say_left_out_legend,
+    say_unseen_legend,
+)
 from equipoise.study.report.verdict import Word, judge_all, say_points
 
 HERE = Path(__file__).parent
@@ -62,17 +68,18 @@ def _markdown(study: Study) -> str:
     rows = list_unseen_rows(study)
     if not rows:
         return text
-    return f"{text}\n### Unseen clients\n\n{tables.lay_out(list_unseen_columns(study), rows)}\n\n{LEGEND}\n"
+    table = tables.lay_out(list_unseen_columns(study), rows)
+    return f"{text}\n### Unseen clients\n\n{table}\n\n{say_unseen_legend(study)}\n"
 
 
 def _markdown_of_left_out(found: Sequence[Study]) -> list[str]:
     left_out = list_left_out(found)
-    return [f"## Left out in turn\n\n{tables.lay_out(*left_out)}\n\n{LEFT_OUT}\n"] if left_out else []
+    return [f"## Left out in turn\n\n{tables.lay_out(*left_out)}\n\n{say_left_out_legend(found)}\n"] if left_out else []
 
 
 def _latex(study: Study) -> str:
     rows = list_unseen_rows(study)
-    below = [tables.write_tabular(list_unseen_columns(study), rows, [LEGEND])] if rows else []
+    below = [tables.write_tabular(list_unseen_columns(study), rows, [say_unseen_legend(study)])] if rows else []
     return "\n".join([tables.write_latex(study), *below])
 
 
@@ -88,7 +95,9 @@ def build_page(found: Sequence[Study], problems: Sequence[str] = ()) -> str:
     left_out = list_left_out(found)
     pieces = [draw_svg(ranges)] if ranges else []
     pieces += (
-        [f"<h2>Left out in turn</h2>{build_table(*left_out)}<p class='caption'>{LEFT_OUT}</p>"] if left_out else []
+        [f"<h2>Left out in turn</h2>{build_table(*left_out)}<p class='caption'>{say_left_out_legend(found)}</p>"]
+        if left_out
+        else []
     )
     across = f"<section id='across'><h1>All data together</h1>{''.join(pieces)}</section>" if pieces else ""
     sections = "".join(_study(study, mine, i) for i, (study, mine) in enumerate(zip(found, charts, strict=True)))
@@ -240,7 +249,7 @@ def _unseen(study: Study, number: int) -> str:
         return ""
     table = build_table(list_unseen_columns(study), rows)
     head = f"<h2 id='{name_figure('held-out', number)}'>Unseen clients</h2>"
-    return f"{head}{table}<p class='caption'>{escape(LEGEND)}</p>"
+    return f"{head}{table}<p class='caption'>{escape(say_unseen_legend(study))}</p>"
 
 
 def _check(study: Study, number: int) -> str:

@@ -9,7 +9,14 @@ from collections.abc import Mapping, Sequence
 
 from equipoise.metrics import PLUS_MINUS, UNSEEN, Interval, bootstrap
 from equipoise.study.report.figures import DEFINITIONS, EXPLAINED, PERCENT, SMALLER_IS_BETTER, Study
-from equipoise.study.report.groups import build_gap_table, build_rate_table, list_group_names, say_group_legend
+from equipoise.study.report.groups import (
+    build_gap_table,
+    build_rate_table,
+    define_gap,
+    list_group_names,
+    measure_pooled,
+    say_group_legend,
+)
 from equipoise.study.report.notices import find_notices, tell_notices
 from equipoise.study.report.verdict import judge_all
 
@@ -102,12 +109,15 @@ def mark_up(text: str) -> str:
 
 
 def write_latex(study: Study) -> str:
-    """The first table in LaTeX, with the best of each column in bold.
+    """The first table in LaTeX, with the best of each column in bold; and that of gaps, where samples are in groups.
 
     Under it stands what ± means, and what a reader must know about single methods.
     """
     winners = {name: find_best(study, name) for name in FRONT}
-    return write_tabular(list_columns(), list_rows(study), (say_legend(study), *tell_notices(study)), winners)
+    found = [write_tabular(list_columns(), list_rows(study), (say_legend(study), *tell_notices(study)), winners)]
+    if list_group_names(study.any)[1]:
+        found.append(write_tabular(*build_gap_table(study), (say_group_legend(study),)))
+    return "\n".join(found)
 
 
 def write_tabular(
@@ -160,10 +170,14 @@ def write_csv(study: Study) -> str:
     notices = find_notices(study)
     for method in study.methods:
         notice = "; ".join(notices.get(method, ()))
-        for name, value in study.table[method].items():
+        figures = {name: (value, DEFINITIONS[name]) for name, value in study.table[method].items()}
+        if list_group_names(study.any)[1]:
+            gaps = measure_pooled(study, method)
+            figures |= {f"gap in {n.replace('_', ' ')}": (value, define_gap(n)) for n, value in gaps.items()}
+        for name, (value, definition) in figures.items():
             cells = ["" if math.isnan(v) else repr(v) for v in (value.mean, value.half, value.low, value.high)]
             names = [_safe(study.name), _safe(method), len(study.runs[method]), name]
-            writer.writerow([*names, *cells, DEFINITIONS[name], _safe(notice)])
+            writer.writerow([*names, *cells, definition, _safe(notice)])
     return out.getvalue()
 
 

@@ -1,4 +1,4 @@
-"""Clients that are held out of training, apart from the others: their table, and their accuracy over rounds."""
+"""Clients that are held out of training, apart from the others: their table, and their score over rounds."""
 
 from __future__ import annotations
 
@@ -13,14 +13,22 @@ from equipoise.study.report.figures import Study
 from equipoise.study.report.plots import MOST_LINES, find_band, register_plot
 from equipoise.study.report.tables import format_figure
 
-LEGEND = (
-    "Accuracy in percent, last round, on the test data of clients that never trained; no figure of the other tables has "
-    "them. AVG and MIN are over these clients."
-)
 
-LEFT_OUT = (
-    "Mean accuracy in percent of the clients that each column names, which never trained in the runs of that column."
-)
+def say_unseen_legend(study: Study) -> str:
+    """What the numbers of the table of unseen clients are."""
+    return (
+        f"{study.score.capitalize()} in percent, last round, on the test data of clients that never trained; no figure of "
+        "the other tables has them. AVG and MIN are over these clients."
+    )
+
+
+def say_left_out_legend(studies: Sequence[Study]) -> str:
+    """What the numbers of the table over studies that hold out others are."""
+    score = next(study.score for study in studies if study.any.unseen)
+    return (
+        f"Mean {score} in percent of the clients that each column names, which never trained in the runs of that "
+        "column."
+    )
 
 
 def list_unseen_columns(study: Study) -> list[str]:
@@ -43,11 +51,11 @@ def list_unseen_rows(study: Study) -> list[list[str]]:
 def list_left_out(studies: Sequence[Study]) -> tuple[list[str], list[list[str]]] | None:
     """A table over studies of the same data that hold out others: a row per method, a column per study, and their mean.
 
-    A cell is the mean accuracy of the unseen clients. None if there are no two such studies.
+    A cell is the mean score of the unseen clients. None if there are no two such studies.
     """
     some = [study for study in studies if study.any.unseen]
-    names = {str(study.any.manifest["data"]["name"]) for study in some}
-    if len(some) < 2 or len(names) > 1:
+    kinds = {(str(study.any.manifest["data"]["name"]), study.score) for study in some}
+    if len(some) < 2 or len(kinds) > 1:
         return None
     shared = [method for method in some[0].methods if all(method in study.runs for study in some)]
     rows = []
@@ -60,7 +68,7 @@ def list_left_out(studies: Sequence[Study]) -> tuple[list[str], list[list[str]]]
 
 @register_plot
 def draw_unseen(study: Study) -> Chart | None:
-    """The accuracy of unseen clients over rounds, a line per method. Needs clients that are held out."""
+    """The score of unseen clients over rounds, a line per method. Needs clients that are held out."""
     if not study.any.unseen:
         return None
     panels = []
@@ -74,6 +82,6 @@ def draw_unseen(study: Study) -> Chart | None:
             dashed = method not in (study.reference, *study.rivals)
             lines.append(Line(method, curves[0][0].tolist(), mean, study.colour(method), low, high, dashed))
         title = study.any.unseen[0] if len(shown) == 1 else f"{name} of {len(study.any.unseen)} unseen clients"
-        panels.append(Panel(title, lines, "round", "accuracy in percent", whole=True))
+        panels.append(Panel(title, lines, "round", f"test {study.score} in percent", whole=True))
     caption = "Clients that never trained, on their test data; line: mean over seeds, band: their range."
     return Chart("unseen", "Unseen clients over rounds", caption, panels)
