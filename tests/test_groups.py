@@ -293,6 +293,7 @@ def test_a_regression_federation_from_a_table_to_the_report(tmp_path):
     many = invoke("compare", str(table), "--methods", methods, "--seeds", "2", *words, "--out", str(out))
     assert many.exit_code == 0, many.output
     assert "Test explained variance on patients in percent" in many.output
+    assert "--loss 'huber(delta=1)' --hold-out south --method" in " ".join(many.output.split())
     page = (out / "report.html").read_text()
     assert "Error of each client" in page
     assert "loss huber" in page
@@ -302,6 +303,14 @@ def test_a_regression_federation_from_a_table_to_the_report(tmp_path):
     assert "explained variance in percent, last round, on the test data of clients that never trained" in shown
     assert "who holds what" not in shown
     assert "accuracy" not in shown.split("all figures with their definitions")[0]
+
+
+def test_a_number_of_zeros_and_ones_is_noted(tmp_path):
+    table = str(write_patients(tmp_path / "patients.csv"))
+    noted, plain = (load_federation(f"own(path={table!r}, target=({name!r},))").notes for name in ("ill", "stay"))
+    note = "Column `ill` holds only 0 and 1, and is predicted as a number: for classes use --label ill."
+    assert note in noted
+    assert not any("only 0 and 1" in one for one in plain)
 
 
 def test_the_group_enters_the_model_if_asked(tmp_path):
@@ -328,13 +337,16 @@ def test_bad_tables_are_told_in_one_line(tmp_path):
         lack = without("sex") if site == "south" else lambda row: row
         write_patients(folder / site / "train.csv", lambda row, lack=lack: without("client")(lack(row)), (site,))
     table = str(write_patients(tmp_path / "p.csv"))
-    with pytest.raises(EquipoiseError, match=r"\(client `south`\) has no group column `sex`. Name it with --group."):
+    with pytest.raises(
+        EquipoiseError, match=r"\(client `south`\) has no group column `sex`, which 1 of the 2 files have"
+    ):
         invoke("run", str(folder), "--label", "ill", "--group", "sex", "--ignore", "stay")
     lines = {
         ("--label", "ill", "--method", "fedfb"): "needs samples that are marked with their groups. Name the column",
         ("--target", "sex"): "must hold numbers. For classes, use --label. Found",
         ("--target", "ill,stay", "--ignore", "sex"): "must hold 0 and 1. Found",
         ("--target", "stay", "--label", "ill"): "give one of the two",
+        ("--label", "ill", "--group", "ill"): "Column `ill` cannot be both what is predicted and the group.",
         ("--label", "ill", "--loss", "squared"): "Loss `squared` needs a number",
         ("--label", "ill", "--group", "stay"): "too many for groups",
         ("--label", "ill", "--group", "sexx"): "Did you mean `sex`?",

@@ -55,6 +55,7 @@ def test_compare_prints_one_table_and_says_what_it_shows(tmp_path):
     assert "Validation data choose fed" in done.stdout
     assert "Levelling-down check of " in done.stdout
     assert "Try next" in done.stdout
+    assert "--schedule" not in done.stdout
     assert len(list((tmp_path / "runs").glob("*/manifest.json"))) == 8  # local_only is added as a reference
     assert "Report: runs/report.html" in done.stdout
     page = (tmp_path / "runs" / "report.html").read_text()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import RenderableType
@@ -15,9 +16,13 @@ from equipoise.cli.screens import screen
 from equipoise.groups import RATES, bound_gap, explain_absence, find_worst, pool
 from equipoise.metrics import PLUS_MINUS, UNSEEN, figures
 from equipoise.runs.reading import Recorded
+from equipoise.schedules import CONSTANT
 from equipoise.study.comparison import Comparison
 from equipoise.study.report.figures import Study, average_by_domain
 from equipoise.study.report.groups import build_gap_table, list_gaps, list_group_names, read_tallies, say_positive
+
+if TYPE_CHECKING:
+    from equipoise.study.jobs import Job
 
 # Metrics that the table of a run shows beside score and loss where they were recorded, with the heads of their columns.
 FURTHER = {
@@ -181,9 +186,13 @@ def _draw_columns(
     return shown
 
 
-def suggest_commands(dataset: str, method: str) -> list[str]:
-    """Commands that a user may want to try next, each with what it shows."""
-    dataset = shlex.quote(dataset)
+def suggest_commands(job: Job, method: str) -> list[str]:
+    """Commands that a user may want to try next, each with what it shows. They train as the job did."""
+    held_out = job.hold_out if isinstance(job.hold_out, (int, str)) else ",".join(job.hold_out)
+    schedule = job.training.schedule if job.training and job.training.schedule != CONSTANT else ""
+    kept = {"loss": job.loss, "hold-out": held_out, "schedule": schedule}
+    dataset = shlex.quote(job.dataset)
+    dataset += "".join(f" --{name} {shlex.quote(str(value))}" for name, value in kept.items() if value)
     return [
         f'equipoise run {dataset} --method "{method}"     one method, client by client',
         f'equipoise compare {dataset} --methods "fedavg,local_only,centralised,{method}"     what joining is worth',

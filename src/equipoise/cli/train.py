@@ -279,7 +279,8 @@ def _show_outcomes(experiment: Experiment, outcomes: Sequence[Outcome], out: Pat
     page = write(runs, out / "report.html")[0]
     screen.print(f"\nReport: {page}\nRuns: {out}/. Try next:", soft_wrap=True)
     looked_at = tell(shown[-1]).shown or shown[-1].methods[0]
-    for command in suggest_commands(dataset, looked_at):
+    last = next(job for job in experiment.jobs if job.dataset == dataset)
+    for command in suggest_commands(last, looked_at):
         screen.print(f"  {escape(command)}", soft_wrap=True)
 
 

@@ -36,7 +36,7 @@ from equipoise.data.tables import (
     note_odd_texts,
     note_unknown_levels,
 )
-from equipoise.data.targets import Wanted, read_groups, read_label_texts, read_targets, refuse_gaps
+from equipoise.data.targets import Wanted, note_classes, read_groups, read_label_texts, read_targets, refuse_gaps
 from equipoise.errors import EquipoiseError
 from equipoise.grammar import Mistakes, did_you_mean, join_words, require
 from equipoise.losses import USUAL, Target
@@ -95,6 +95,10 @@ def own(
     fixed = Schema.read(Path(schema)) if schema else None
     wanted = Wanted.of(label, target, fixed)
     marked = group or (fixed.group if fixed else "")
+    if marked in wanted.columns:
+        raise EquipoiseError(
+            f"Column `{marked}` cannot be both what is predicted and the group. Name another column with --group."
+        )
     owner = None if partition or site else client or "client"
     used = _list_used(pieces, wanted.columns, owner, domain or "domain", ignore, fixed)
     if drop_missing:
@@ -149,6 +153,7 @@ def own(
         agreed = replace(agreed, group=groups.name, groups=groups.names)
     numbers = y if wanted.kind == "number" and not agreed.spread else None
     if wanted.kind == "number":
+        notes += note_classes(y, wanted.label)
         y, agreed = _scale_numbers(y, clients, agreed)
     protocol = replace(protocol, loss=USUAL[wanted.kind])
     return Federation(

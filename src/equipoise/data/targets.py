@@ -84,6 +84,13 @@ def _read_column(piece: Piece, column: str, parsed: Callable[[object], float | s
     return found
 
 
+def note_classes(numbers: Tensor, column: str) -> list[str]:
+    """A note if the numbers to predict are only 0 and 1, which are rather two classes."""
+    if not bool(((numbers == 0) | (numbers == 1)).all()):
+        return []
+    return [f"Column `{column}` holds only 0 and 1, and is predicted as a number: for classes use --label {column}."]
+
+
 def _parse_number(value: object) -> float | str:
     number = read_number(value)
     if number is None or not np.isfinite(number):
@@ -156,7 +163,7 @@ def read_groups(pieces: Sequence[Piece], column: str, fixed: Schema | None) -> G
     """The groups that a column puts rows into. Those of a given schema are the only ones that there may be."""
     marks: list[str] = []
     for piece in pieces:
-        refuse_absent(piece, column, "group column", "--group")
+        refuse_absent(piece, column, "group column", "--group", pieces)
         refuse_gaps(piece, column, "group")
         marks += [as_text(value) for value in piece.table[column].to_pylist()]
     names = fixed.groups if fixed and fixed.group == column else None
@@ -183,9 +190,15 @@ def describe_piece(piece: Piece) -> str:
     return piece.where + (f" (client `{piece.client}`)" if piece.client else "")
 
 
-def refuse_absent(piece: Piece, column: str, what: str, option: str) -> None:
-    """Refuse a table without this column; `option` is how a user names it."""
+def refuse_absent(piece: Piece, column: str, what: str, option: str, pieces: Sequence[Piece] = ()) -> None:
+    """Refuse a table without this column; `option` is how a user names it, and `pieces` are all tables."""
     columns = piece.table.column_names
+    having = sum(column in one.table.column_names for one in pieces)
+    if having and column not in columns:
+        raise EquipoiseError(
+            f"{describe_piece(piece)} has no {what} `{column}`, which {having} of the {len(pieces)} files have. Add it to "
+            f"this file, or name with {option} a column that all have. Here are: {join_words(columns, 12)}."
+        )
     if column not in columns:
         raise EquipoiseError(
             f"{describe_piece(piece)} has no {what} `{column}`.{did_you_mean(column, columns)} Name it with {option}. There "
