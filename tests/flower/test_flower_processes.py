@@ -97,7 +97,7 @@ def test_tls_and_authenticated_nodes(tmp_path):
 @pytest.mark.skipif(bool(NEEDED), reason=f"there is no {' or '.join(NEEDED)} here to make certificates and keys with")
 def test_neither_plain_text_nor_another_s_name_is_let_in(tmp_path):
     """A node without encryption reaches nothing, and a registered node cannot take the name of another."""
-    plan = Plan(method="fedavg", data="gaussians", sites=3, rounds=1, start_timeout=90, out=str(tmp_path / "runs"))
+    plan = Plan(method="fedavg", data="gaussians", sites=3, rounds=1, start_timeout=45, out=str(tmp_path / "runs"))
     write_app(tmp_path / "app", plan)
     with Loopback(tmp_path / "federation", tls=True, authentication=True) as here:
         here.start_superlink()
