@@ -25,9 +25,9 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist worksteal --m
 test: lint
 	$(PYTEST)
 
-# What needs a real server, a browser or many processes: one after the other, because they share the machine.
+# What needs a real server, a browser or many processes: two files at a time, because much of it is waiting.
 test-slow: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow -n 2 --dist loadfile --max-worker-restart=0
 
 coverage: $(VENV)/.dev
 	$(PYTEST) --cov
@@ -67,6 +67,9 @@ bench: $(BIN)/equipoise $(PEERS)/.done
 	$(BIN)/python benchmarks/methods.py
 	$(BIN)/python benchmarks/server_steps.py
 	$(BIN)/python benchmarks/scaling.py
+	$(BIN)/python benchmarks/crowd.py
+	$(BIN)/python benchmarks/distributed.py
+	$(BIN)/python benchmarks/distributed.py --server
 	$(BIN)/python benchmarks/report.py
 	$(BIN)/python benchmarks/loading.py
 

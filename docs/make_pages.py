@@ -10,6 +10,7 @@ import re
 import textwrap
 from pathlib import Path
 
+from equipoise.grammar import Range, Searched
 from equipoise.method import METHODS, ROLES
 from equipoise.method.privacy import write_table
 from equipoise.methods import parse
@@ -28,7 +29,7 @@ def generated(name: str) -> str:
     """Roles, parameters, defaults and reference, as the code has them."""
     entry = METHODS[name]
     method = parse(name)
-    lines = [START, "", _wrap(f"**{entry.title}.** {entry.reference}."), "", "| role | parts |", "|---|---|"]
+    lines = [START, "", wrap(f"**{entry.title}.** {entry.reference}."), "", "| role | parts |", "|---|---|"]
     for role in ROLES:
         parts = getattr(method, role)
         parts = parts if isinstance(parts, tuple) else (parts,)
@@ -36,17 +37,25 @@ def generated(name: str) -> str:
         lines.append(f"| {role} | {_cell(shown)} |")
     if entry.parameters:
         sets = list(entry.per_dataset)
-        heads = ("parameter", "type", "default", *sets)
+        heads = ("parameter", "type", "default", *sets, *(["tuned"] if entry.ranges else []))
         lines += ["", f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
         for parameter in entry.parameters.values():
             kind = str(parameter.annotation).replace("Literal", "one of ")
             values = [entry.per_dataset[s].get(parameter.name) for s in sets]
             cells = "".join(f" {'' if v is None else f'`{v!r}`'} |" for v in values)
-            lines.append(f"| `{parameter.name}` | {_cell(kind)} | `{parameter.default!r}` |{cells}")
+            searched = f" {_say_searched(entry.ranges.get(parameter.name))} |" if entry.ranges else ""
+            lines.append(f"| `{parameter.name}` | {_cell(kind)} | `{parameter.default!r}` |{cells}{searched}")
     return "\n".join([*lines, "", END])
 
 
-def _wrap(text: str, indent: str = "") -> str:
+def _say_searched(searched: Searched | None) -> str:
+    """Among what `equipoise tune` searches for a parameter."""
+    if isinstance(searched, Range) or searched is None:
+        return str(searched or "")
+    return ", ".join(f"`{value!r}`" for value in searched)
+
+
+def wrap(text: str, indent: str = "") -> str:
     """Text in lines of `WIDTH` columns. What stands in backticks is not torn apart, and no line is a year alone, which Markdown
     could take for the number of an item."""
     whole = re.sub(r"`[^`]*`| \d+\.$", lambda found: found[0].replace(" ", "\0"), text)
@@ -110,7 +119,7 @@ def index() -> None:
     lines += [f"| [`{name}`]({name}.md) | {entry.title} |" for name, entry in sorted(METHODS.items())]
     lines += [
         "",
-        _wrap(COMBINING),
+        wrap(COMBINING),
         "",
         "## Method × role",
         "",
@@ -124,7 +133,7 @@ def index() -> None:
         cells = [", ".join(type(part).__name__ for part in parts) for parts in method.own_parts.values()]
         demands = ", ".join(f"{key}={value}" for key, value in method.training)
         lines.append(f"| {name} | " + " | ".join(cells) + f" | {demands} |")
-    lines += ["", "## Not here", "", *(_wrap(text, "  ") for text in NOT_HERE), ""]
+    lines += ["", "## Not here", "", *(wrap(text, "  ") for text in NOT_HERE), ""]
     (FOLDER / "README.md").write_text("\n".join(lines))
 
 

@@ -1,11 +1,27 @@
-"""A step, a schedule and a weighting of one's own, which `docs/new_method.md` explains."""
+"""A selection, a step, a schedule and a weighting of one's own, which `docs/new_method.md` explains."""
 
 from dataclasses import dataclass
 
 import torch
 
-from equipoise.method import Method, Step, Stepped, Weigh, Weighed, register, register_schedule
+from equipoise.method import Method, Select, Selected, Step, Stepped, Weigh, Weighed, register, register_schedule
+from equipoise.parts.gaps import LossGap
 from equipoise.parts.reports import GlobalLoss
+
+
+@dataclass(frozen=True)
+class WidestGap(Select):
+    asks = ("gap",)
+
+    def __call__(self, turnout, state):
+        gaps = dict(zip(turnout.candidates, turnout.reports["gap"].tolist(), strict=True))
+        widest = sorted(gaps, key=gaps.get)[-turnout.places :]
+        return Selected(widest, others="a smaller gap", values=gaps)
+
+
+@register(title="The clients with the widest gaps take part", reference="an example")
+def widest_gap(epochs: int = 20) -> Method:
+    return Method(select=WidestGap(), reports=(LossGap(split="train", epochs=epochs),))
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ def test_the_gram_matrix_is_computed_once(rows, monkeypatch):
     import equipoise.updates as module
 
     calls = []
-    monkeypatch.setattr(module, "gram", lambda r: calls.append(1) or gram(r))
+    monkeypatch.setattr(module, "gram", lambda *given: calls.append(1) or gram(*given))
     updates = Updates(rows)
     shaped = updates.with_coefficients(updates.gram)
     _ = shaped.gram, shaped.norms(), shaped.gram

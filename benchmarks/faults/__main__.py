@@ -59,6 +59,7 @@ def main() -> None:
         "workers": lambda: kill_workers(options.others),
         "losses": lambda: weigh_odd_losses(options.losses),
         "attackers": lambda: attack_methods(range(options.seeds)),
+        "attacked clinics": lambda: attack_methods(range(options.seeds), "clinics", ["guard + robust"]),
         "liars": lambda: lie_in_runs(range(options.seeds)),
         "honest": guard_honest_clients,
         "hostile": lambda: _answer_as_hostile_site(options.others),

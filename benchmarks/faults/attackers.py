@@ -1,19 +1,24 @@
 """Clients that attack, with and without the guard and the robust merge: what honest clients are left with.
 
-The setting: ten clients with 100 of scikit-learn's handwritten digits each; the first two have inverted pictures, and are
-the honest minority; the last ones attack. A perceptron of 32 units, 15 rounds.
+There are two settings. In `digits` ten clients have 100 of scikit-learn's handwritten digits each; the first two have
+inverted pictures, and are the honest minority. They train a perceptron of 32 units for 15 rounds. `clinics` are those of
+the library for 100 rounds; the sideways one is the minority. In both the last clients attack.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 
 import torch
 from sklearn.datasets import load_digits
 
 from equipoise import Federation, Guard, Protocol, Training
+from equipoise.data.sets.clinics import PROTOCOL, SIZES, VALIDATION
+from equipoise.data.sets.scanners import deal_scans
 from equipoise.engine.checks import DEPLOYMENT_CHECKS, Checks, Expected
 from equipoise.engine.desk import Heard, SimulatedDesk
 from equipoise.engine.guard import DEPLOYMENT_GUARD
@@ -24,15 +29,7 @@ from equipoise.engine.simulation import prepare_simulation
 from equipoise.types import ClientState, EquipoiseError, Replies
 from faults.table import Row, format_spread
 
-METHODS = {  # the five papers' methods and FedAvg, at the defaults unless these are for other sizes of federation
-    "fedavg": "fedavg",
-    "fedequilibria": "fedequilibria",
-    "eagle": "eagle(lstar_epochs=20)",
-    "f2dc": "f2dc(hidden=16, tau=1.0, lam1=0.1)",
-    "fedheal": "fedheal",
-    "fedfe": "fedfe(q=0.1)",
-}
-MINORITY = (0, 1)  # clients with inverted pictures
+MINORITY = (0, 1)  # clients of `digits` with inverted pictures
 ROUNDS = 15
 
 
@@ -54,6 +51,50 @@ def make_digits(seed: int, clients: int = 10) -> Federation:
     training = Training(epochs=2, batch=20, lr=0.1, momentum=0.9)
     protocol = Protocol(rounds=ROUNDS, training=training, model="mlp(hidden=(32,))")
     return Federation.from_tensors(train, test=test, classes=10, name="digits", protocol=protocol)
+
+
+@cache
+def make_clinics(seed: int) -> Federation:
+    """The library's clinics with the sideways one first."""
+    sizes = {name: SIZES[name] for name in ("sideways", "upright")}
+    return deal_scans("clinics", sizes, VALIDATION, replace(PROTOCOL, rounds=100), seed)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A federation, the five papers' methods and FedAvg with their parameters there, and how many clients attack."""
+
+    make: Callable[[int], Federation]
+    methods: Mapping[str, str]
+    attackers: tuple[int, ...]
+
+
+SETTINGS = {
+    "digits": Setting(  # the methods' defaults, unless these are for other sizes of federation
+        make_digits,
+        {
+            "fedavg": "fedavg",
+            "fedequilibria": "fedequilibria",
+            "eagle": "eagle(lstar_epochs=20)",
+            "f2dc": "f2dc(hidden=16, tau=1.0, lam1=0.1)",
+            "fedheal": "fedheal",
+            "fedfe": "fedfe(q=0.1)",
+        },
+        (1, 3),
+    ),
+    "clinics": Setting(  # as in `make demo`
+        make_clinics,
+        {
+            "fedavg": "fedavg",
+            "fedequilibria": "fedequilibria(t=0.9, fim_scale='mean')",
+            "eagle": "eagle(lam=0.7, lstar='best_val')",
+            "f2dc": "f2dc(hidden=16, tau=1.0, lam1=0.1)",
+            "fedheal": "fedheal(tau=0.5)",
+            "fedfe": "fedfe(q=0.1)",
+        },
+        (1, 2),
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -112,18 +153,18 @@ def attack_run(
     attackers: int = 1,
     guard: Guard | None = None,
     robust: bool = False,
-    federation: Federation | None = None,
+    setting: str = "digits",
 ) -> Outcome:
     """Train with the last clients attacking, under the checks of a deployment."""
-    data = federation or make_digits(seed)
+    data = SETTINGS[setting].make(seed)
     bad = range(len(data) - attackers, len(data)) if attack else range(0)
-    text = f"{METHODS.get(method, method)} + robust" if robust else METHODS.get(method, method)
+    text = SETTINGS[setting].methods[method] + (" + robust" if robust else "")
     settings = Settings.of(
         text,
         data,
         seed=seed,
         guard=guard,
-        runner="inline",
+        runner="vectorised",
         checks=DEPLOYMENT_CHECKS,
         eval_every=10**6,
         train_scores=False,
@@ -146,6 +187,8 @@ def attack_run(
     honest = [
         100 * values[client.name] for k, client in enumerate(data.clients) if k not in bad and client.name in values
     ]
+    if not honest:  # every round was refused
+        return Outcome(0.0, 0.0, 1.0)
     shares = [0.0]
     for record in found.rounds:
         weights = {c: abs(w) for c, w in zip(record.clients, record.weights, strict=True)}
@@ -153,33 +196,60 @@ def attack_run(
     return Outcome(sum(honest) / len(honest), min(honest), max(shares))
 
 
-def attack_methods(seeds: Sequence[int] = range(5), methods: Sequence[str] = tuple(METHODS)) -> list[Row]:
-    """Three rows per method: without defence, with the guard, with the guard and the robust merge.
+DEFENCES: dict[str, tuple[Guard | None, bool]] = {
+    "no defence": (None, False),
+    "guard": (DEPLOYMENT_GUARD, False),
+    "guard + robust": (DEPLOYMENT_GUARD, True),
+}
 
-    In brackets stands the mean over honest clients in percent of what they have when nobody attacks.
+
+def _play(setting: str, job: tuple[str, str, str, int, int]) -> Outcome:
+    """One run, in a process of its own: the method, the defence, the attack, how many attack, and the seed."""
+    torch.set_num_threads(1)
+    method, defence, kind, attackers, seed = job
+    guard, robust = DEFENCES[defence]
+    return attack_run(
+        method, ATTACKS.get(kind), seed=seed, attackers=attackers, guard=guard, robust=robust, setting=setting
+    )
+
+
+def attack_methods(
+    seeds: Sequence[int] = range(5), setting: str = "digits", defences: Sequence[str] = tuple(DEFENCES), cores: int = 2
+) -> list[Row]:
+    """A row per method and defence.
+
+    In brackets stands the mean over honest clients in percent of what they have when nobody attacks and nobody defends.
     """
+    found = SETTINGS[setting]
+    kinds = [("nobody", 0), *((kind, attackers) for attackers in found.attackers for kind in ATTACKS)]
+    jobs = [
+        (method, defence, kind, attackers, seed)
+        for method in found.methods
+        for defence in DEFENCES
+        for kind, attackers in kinds
+        if "Fisher" not in kind or method == "fedequilibria"
+        if defence in defences or (defence == "no defence" and kind == "nobody")
+        for seed in seeds
+    ]
+    with ProcessPoolExecutor(cores) as pool:
+        outcomes = dict(zip(jobs, pool.map(partial(_play, setting), jobs), strict=True))
+
+    def average(method: str, defence: str, kind: str, attackers: int) -> float:
+        return statistics.fmean(outcomes[method, defence, kind, attackers, seed].mean for seed in seeds)
+
     rows = []
-    for method in methods:
-        usual = sum(attack_run(method, None, seed=seed).mean for seed in seeds) / len(seeds)
-        for name, guard, robust in (
-            ("no defence", None, False),
-            ("guard", DEPLOYMENT_GUARD, False),
-            ("guard + robust", DEPLOYMENT_GUARD, True),
-        ):
-            calm = [attack_run(method, None, seed=seed, guard=guard, robust=robust) for seed in seeds]
+    for method in found.methods:
+        usual = average(method, "no defence", "nobody", 0)
+        for defence in DEFENCES:
+            if (method, defence, "nobody", 0, seeds[0]) not in outcomes:
+                continue
+            worst = [outcomes[method, defence, "nobody", 0, seed].worst for seed in seeds]
             parts = [
-                f"nobody attacks {format_spread([one.mean for one in calm], 1)} %, worst client "
-                f"{format_spread([one.worst for one in calm], 1)} %"
+                f"nobody attacks {average(method, defence, 'nobody', 0):.1f} %, worst client {format_spread(worst, 1)} %"
             ]
-            for attackers in (1, 3):
-                for kind, attack in ATTACKS.items():
-                    if "Fisher" in kind and method != "fedequilibria":
-                        continue
-                    runs = [
-                        attack_run(method, attack, seed=seed, attackers=attackers, guard=guard, robust=robust)
-                        for seed in seeds
-                    ]
-                    mean = sum(one.mean for one in runs) / len(runs)
+            for kind, attackers in kinds[1:]:
+                if (method, defence, kind, attackers, seeds[0]) in outcomes:
+                    mean = average(method, defence, kind, attackers)
                     parts.append(f"{attackers} {kind} {mean:.1f} ({100 * mean / usual:.0f} %)")
-            rows.append(Row(f"attack, {method}, {name}", len(seeds), "; ".join(parts)))
+            rows.append(Row(f"attack, {setting}, {method}, {defence}", len(seeds), "; ".join(parts)))
     return rows

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from equipoise.runs import save as save
     from equipoise.study.comparison import Comparison as Comparison
     from equipoise.study.comparison import compare as compare
+    from equipoise.study.tuning.tune import Tuned as Tuned
+    from equipoise.study.tuning.tune import tune as tune
     from equipoise.training import Training as Training
     from equipoise.types import Layout as Layout
     from equipoise.types import Outputs as Outputs
@@ -54,6 +56,7 @@ _HOMES = {  # module -> the public names that are imported from it
     "rounds": ("Aggregated", "aggregate", "client_round", "server_round"),
     "runs": ("Loaded", "load", "save"),
     "study.comparison": ("Comparison", "compare"),
+    "study.tuning.tune": ("Tuned", "tune"),
     "training": ("Training",),
     "types": ("Layout", "Outputs"),
 }

@@ -178,6 +178,35 @@ def _literal(node: ast.expr, name: str, text: str) -> Value:
 
 # --------------------------------------------------------------------------- checking arguments against a signature
 @dataclass(frozen=True)
+class Range:
+    """Numbers among which tuning searches for a parameter, both ends included. Two whole ends: whole numbers only.
+
+    >>> str(Range(0.01, 1.0, log=True))
+    '0.01 to 1.0, by orders of magnitude'
+    """
+
+    low: float
+    high: float
+    log: bool = False  # search evenly over orders of magnitude
+
+    def __post_init__(self) -> None:
+        require(self.low < self.high, "high", f"above low={self.low}", self.high)
+        require(self.low > 0 or not self.log, "low", "above 0 for a range of magnitudes", self.low)
+
+    def __str__(self) -> str:
+        return f"{self.low} to {self.high}" + (", by orders of magnitude" if self.log else "")
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether only whole numbers are meant."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
+
+Searched = Range | tuple[Value, ...]  # among what tuning searches for a parameter: numbers, or these values
+Side = Literal["client", "server"]  # what a method changes: the clients' local training, or the server's rule
+
+
+@dataclass(frozen=True)
 class Entry(Generic[Built]):
     """A function that builds something by name, and what the documentation says about it."""
 
@@ -186,6 +215,8 @@ class Entry(Generic[Built]):
     title: str = ""  # what it is, in one line
     reference: str = ""  # the paper
     per_dataset: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)  # data set -> its own defaults
+    ranges: Mapping[str, Searched] = field(default_factory=dict)  # parameter -> among what tuning searches
+    side: Side | None = None  # what a method adds to a composition that tuning tries
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:

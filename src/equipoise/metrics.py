@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from scipy.special import bdtr, stdtr, stdtrit
 
 UNSEEN = "unseen"  # the split of the scores of clients that are held out of training: no figure over clients has them
+POOLED = "pooled"  # the one client of a run that trains on the data of all clients together, by which its weights go
 Values = Sequence[float] | NDArray[np.float64]  # one value per client; NaN: the client has none
 
 
@@ -51,6 +52,34 @@ def figures(values: Sequence[float]) -> Figures:
         return Figures(nan, nan, nan, nan, nan)
     array = np.asarray(values, dtype=np.float64)
     return Figures(float(array.mean()), std(values), std(values, 1), float(array.min()), float(array.max()))
+
+
+class Estimate(NamedTuple):
+    """What a random sample of the clients tells of all of them, with 95 % confidence each."""
+
+    average: float  # of the sample
+    half_width: float  # the average over all clients lies within the sample's plus or minus this
+    worst: float  # of the sample
+    below: float  # at most this share of all clients has a value below the worst of the sample
+
+
+def estimate(values: Sequence[float], population: int) -> Estimate:
+    """What the values of a random sample of the clients tell of all `population` of them.
+
+    The interval of the average is 1.96 standard errors wide on each side, with the correction for a finite population. That
+    none of n clients is among the lowest share q has the chance `(1 - q)^n`, which is 5 % for the `below` given here.
+
+    >>> found = estimate([0.4, 0.6, 0.5, 0.5], 1000)
+    >>> round(found.average, 3), round(found.half_width, 3), found.worst, round(found.below, 3)
+    (0.5, 0.08, 0.4, 0.527)
+    >>> estimate([0.4, 0.6], 2)
+    Estimate(average=0.5, half_width=0.0, worst=0.4, below=0.0)
+    """
+    n, found = len(values), figures(values)
+    if n >= population:
+        return Estimate(found.avg, 0.0, found.min, 0.0)
+    error = found.std1 / n**0.5 * (1 - n / population) ** 0.5 if n else float("nan")
+    return Estimate(found.avg, 1.96 * error, found.min, 1 - 0.05 ** (1 / n) if n else 1.0)
 
 
 def auc(margins: Values, y: NDArray[np.int64] | Sequence[int]) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from typing import ClassVar, Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -59,14 +59,21 @@ class Part:
     _needs: ClassVar[tuple[str, ...]] = ()
     _gives: ClassVar[tuple[str, ...]] = ()
     _remembers: ClassVar[str] = ""
+    _by_columns: ClassVar[tuple[str, ...] | None] = None
 
     def __init_subclass__(
-        cls, needs: tuple[str, ...] | str = (), gives: tuple[str, ...] | str = (), remembers: str = ""
+        cls,
+        needs: tuple[str, ...] | str = (),
+        gives: tuple[str, ...] | str = (),
+        remembers: str = "",
+        by_columns: tuple[str, ...] | str | None = None,
     ) -> None:
         super().__init_subclass__()
         cls._needs = cls._read_names("needs", needs) or cls._needs
         cls._gives = cls._read_names("gives", gives) or cls._gives
         cls._remembers = remembers or cls._remembers
+        # Not inherited: a subclass may do something else.
+        cls._by_columns = None if by_columns is None else cls._read_names("by_columns", by_columns)
 
     @classmethod
     def _read_names(cls, word: str, names: tuple[str, ...] | str) -> tuple[str, ...]:
@@ -101,6 +108,18 @@ class Part:
         return self._remembers
 
     @property
+    def by_columns(self) -> tuple[str, ...] | None:
+        """The names of what it remembers or sends that has an entry per parameter, along the last axis; None (the
+        default): it must see all parameters at once.
+
+        A part of the server that gives a tuple, perhaps an empty one, promises that it is right if it is given some of the
+        columns only: it takes sums over parameters with `round.columns`, with the methods of `round.updates`, or with
+        `gram(rows, round.columns)`, and finds tensors by `round.slices`. If all parts of a method do, a run over several
+        processes divides rows and memory among them; otherwise each of them holds everything.
+        """
+        return self._by_columns
+
+    @property
     def name(self) -> str:
         """The part's name in messages: that of its class in small letters, such as `distance_weigh`."""
         return re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", type(self).__name__).lower()
@@ -111,13 +130,27 @@ class Part:
         return f"{self.role}.{self.name}"
 
 
+class TrainAlone(Protocol):
+    """Trains clients alone, each by itself: see `Beginning.train_alone`."""
+
+    def __call__(
+        self,
+        epochs: int,
+        splits: Sequence[str],
+        stop: Callable[[Tensor], bool],
+        clients: Sequence[int] | None = None,
+    ) -> dict[str, Tensor]: ...
+
+
 class Beginning(NamedTuple):
     """What `ClientPart.start` is given: it prepares the state of several clients before their first round."""
 
     clients: Sequence[int]  # ids of the m clients
     received: Received  # the model that they receive first, with the initial private tensors: the same for all of them
-    train_alone: Callable[[int, Sequence[str], Callable[[Tensor], bool]], dict[str, Tensor]]
-    """`train_alone(epochs, splits, stop)` trains each client alone, from the run's first model and with one optimizer.
+    optima: Sequence[float | None]  # of each client: the optimal loss that it brings; None: it does not know one
+    train_alone: TrainAlone
+    """`train_alone(epochs, splits, stop)` trains each client alone, from the run's first model and with one optimizer;
+    with `clients=[...]` only these.
 
     It returns, for each split, the losses of every client after each epoch, `[m, epochs]`. `stop` is given the curve of
     a client's training loss so far, `[epochs so far]`; when it returns True, the later losses of that client are NaN.

@@ -18,6 +18,7 @@ from torch import Tensor
 
 Built = TypeVar("Built")
 Integers = NDArray[np.int64]
+VERY_MANY = 1 << 17  # clients: an order of so many takes longer than a round of a few of them
 
 
 def key(*path: int | str) -> int:
@@ -66,6 +67,21 @@ def _mixed(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
     return x ^ (x >> np.uint64(31))
 
 
+def shuffle_in_turn(sizes: Sequence[int], seed: int) -> list[list[int]]:
+    """Orders of ``0 .. size-1`` that numpy's legacy generator gives one after the other from one seed.
+
+    Public codes divide their data so: whoever wants their very splits needs the same draws.
+
+    >>> shuffle_in_turn([3, 2], 0)
+    [[2, 1, 0], [0, 1]]
+    """
+    draw = np.random.RandomState(seed)
+    orders = [list(range(size)) for size in sizes]
+    for order in orders:
+        draw.shuffle(order)
+    return orders
+
+
 def uniform(shape: Sequence[int], *path: int | str) -> Tensor:
     """A tensor of this shape with uniform draws from [0, 1), on the CPU."""
     return torch.rand(tuple(shape), generator=generator(*path))
@@ -79,12 +95,31 @@ def draw_participants(available: Sequence[int], count: int, seed: int, round: in
     """
     if count >= len(available):
         return sorted(available)
+    if len(available) > VERY_MANY:
+        return sorted(available[i] for i in draw_few(len(available), count, seed, "participants", round))
     chosen = permutation(len(available), seed, "participants", round)[:count]
     return sorted(available[i] for i in chosen.tolist())
 
 
+def draw_few(total: int, count: int, *path: int | str) -> list[int]:
+    """`count` different numbers below `total`, in ascending order, without a list of all: for few of very many.
+
+    >>> len(set(draw_few(10**9, 100, 0, "few")))
+    100
+    """
+    draw, found = generator(*path), set[int]()
+    while len(found) < min(count, total):
+        found.update(torch.randint(total, (count - len(found),), generator=draw).tolist())
+    return sorted(found)
+
+
 def build_from_seed(build: Callable[[], Built], *path: int | str) -> Built:
     """Call `build` with torch's global generator seeded by this path, and restore the generator afterwards."""
+    return build_from_torch_seed(build, key(*path))
+
+
+def build_from_torch_seed(build: Callable[[], Built], seed: int) -> Built:
+    """Call `build` after `torch.manual_seed(seed)`, as public codes do, and restore the generator afterwards."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key(*path))
+        torch.manual_seed(seed)
         return build()

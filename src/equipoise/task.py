@@ -201,7 +201,7 @@ class Task:
             rounds=rounds,
             num_clients=len(self.federation),
             num_classes=self.classes,
-            num_domains=len(self.federation.domains),
+            num_domains=self.federation.domain_count,
             total_samples=self.federation.total_samples,
             lr=self.training.lr,
             layout=self.layout,
@@ -317,7 +317,9 @@ def check_loss(method: Method, federation: Federation, loss: Loss) -> None:
 
 def _built(model: ModelSource, federation: Federation, classes: int, seed: int) -> nn.Module:
     if isinstance(model, str):
-        network = build_model(model, federation.input_shape, classes, seed)
+        first = federation.protocol.torch_seed
+        torch_seed = None if first is None else first + seed
+        network = build_model(model, federation.input_shape, classes, seed, torch_seed)
     elif isinstance(model, nn.Module):
         network = copy.deepcopy(model)
     else:

@@ -7,6 +7,7 @@ Nothing here trains or aggregates: the packages `local` and `rounds` do. The sta
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,9 +18,11 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from equipoise.columns import ALL, Columns
 from equipoise.errors import EquipoiseError as EquipoiseError
 from equipoise.errors import EquipoiseWarning as EquipoiseWarning
 from equipoise.losses import CROSS_ENTROPY, Loss
+from equipoise.store import Store
 from equipoise.updates import Updates
 
 Rows = TypeVar("Rows", Tensor, Updates)
@@ -126,23 +129,72 @@ class Layout:
         return torch.cat([tensors[name].flatten(lead) for name in self.names], dim=lead)
 
 
+class Shelved:
+    """A row on disk. Its place is free for others when nobody has it any more."""
+
+    def __init__(self, store: Store, place: tuple[int, int]) -> None:
+        self.store, self.place = store, place
+        weakref.finalize(self, store.free, place)
+
+    @classmethod
+    def put(cls, row: Tensor, store: Store) -> Shelved:
+        """Put a row on disk."""
+        return cls(store, store.put({"row": row}))
+
+    def read(self) -> Tensor:
+        """The row."""
+        return self.store.get(self.place)["row"]
+
+
 class PerClient(Mapping[int, Tensor]):
     """One tensor per client, by client id, with an optional default for clients that have none yet.
 
     `rows[client]` gives the client's tensor or the default, and raises a KeyError where there is neither. Iteration and
     `len` count only the clients that have a tensor of their own. It is immutable: `put` returns a new value, which
-    shares the tensors that did not change.
+    shares the tensors that did not change. Rows that were put on disk (`shelve`) are read when they are asked for.
     """
 
     def __init__(self, rows: Mapping[int, Tensor] | None = None, default: Tensor | None = None) -> None:
-        self._rows = dict(rows or {})
+        self._rows: dict[int, Tensor | Shelved] = dict(rows._rows if isinstance(rows, PerClient) else rows or {})
         self.default = default
 
     def __getitem__(self, client: int) -> Tensor:
         row = self._rows.get(int(client), self.default)
         if row is None:
             raise KeyError(client)
-        return row
+        return row.read() if isinstance(row, Shelved) else row
+
+    def shelve(self, limit: int, store: Callable[[], Store]) -> PerClient:
+        """The same rows, in memory if they take at most `limit` bytes; otherwise those put in earliest are on disk."""
+        held = {client: row for client, row in self._rows.items() if isinstance(row, Tensor)}
+        excess = sum(row.nbytes for row in held.values()) - limit
+        moved: dict[int, Tensor | Shelved] = {}
+        for client, row in held.items():
+            if excess <= 0:
+                break
+            moved[client] = Shelved.put(row, store())
+            excess -= row.nbytes
+        return self if not moved else self._with({**self._rows, **moved})
+
+    def list_clients(self) -> list[int]:
+        """The clients that have a row, in the order in which their rows were put in."""
+        return list(self._rows)
+
+    def list_new(self, before: PerClient) -> list[object]:
+        """The rows in memory that `before` does not have: others are not read from disk."""
+        fresh = (row for client, row in self._rows.items() if before._rows.get(client) is not row)
+        return [row for row in fresh if not isinstance(row, Shelved)]
+
+    def change_held(self, function: Callable[[Tensor], Tensor]) -> PerClient:
+        """A copy in which the function was applied to the rows in memory and to the default."""
+        found = self._with({c: row if isinstance(row, Shelved) else function(row) for c, row in self._rows.items()})
+        found.default = None if self.default is None else function(self.default)
+        return found
+
+    def _with(self, rows: dict[int, Tensor | Shelved]) -> PerClient:
+        found = PerClient(None, self.default)
+        found._rows = rows
+        return found
 
     def __contains__(self, client: object) -> bool:
         return client in self._rows
@@ -162,11 +214,18 @@ class PerClient(Mapping[int, Tensor]):
 
     def put(self, clients: Iterable[int], rows: Iterable[Tensor]) -> PerClient:
         """A copy in which each of these clients has the row given for it."""
-        return PerClient({**self._rows, **{int(c): row for c, row in zip(clients, rows, strict=True)}}, self.default)
+        fresh = {int(c): row for c, row in zip(clients, rows, strict=True)}
+        # Those written now come last, so that they are the last to go to disk.
+        return self._with({**{c: row for c, row in self._rows.items() if c not in fresh}, **fresh})
+
+    def change(self, function: Callable[[Tensor], Tensor]) -> PerClient:
+        """A copy in which the function was applied to each row, in the order of the clients, and to the default."""
+        rows = {client: function(row) for client, row in self.items()}
+        return PerClient(rows, None if self.default is None else function(self.default))
 
     def only(self, clients: Iterable[int]) -> PerClient:
         """A copy with the rows of these clients only."""
-        return PerClient({int(c): self._rows[int(c)] for c in clients}, self.default)
+        return self._with({int(c): self._rows[int(c)] for c in clients})
 
 
 class State(dict[str, "Tensor | PerClient"]):
@@ -218,11 +277,28 @@ class Definition(NamedTuple):
     # which differ more between clients. 0: its norm is not checked.
     length_power: int = 0
     is_signed: bool = True  # False: a negative value cannot be true, as of a count
+    is_positive: bool = False  # zero cannot be true, either, as of what others are divided by
+
+    def find_impossible(self, value: Tensor) -> Tensor:
+        """Which of these values cannot be true, whoever reports them, because of their sign."""
+        if self.is_positive:
+            return value <= 0
+        return (value < 0) if self.is_loss or not self.is_signed else torch.zeros_like(value, dtype=torch.bool)
+
+    @property
+    def is_count(self) -> bool:
+        """Whether it counts something, as samples: not negative, and without a usual size."""
+        return not (self.is_signed or self.is_loss or self.is_positive or self.length_power)
 
     @property
     def axes(self) -> list[str]:
         """The letters of the shape: `["m", "G"]` for `"[m, G]"`."""
         return self.shape.strip("[]").split(", ")
+
+    @property
+    def has_columns(self) -> bool:
+        """Whether it is `[m, G]`: an entry per parameter, as updates have."""
+        return self.axes == ["m", "G"]
 
 
 REPORTS: dict[str, Definition] = {
@@ -242,6 +318,7 @@ REPORTS: dict[str, Definition] = {
     "gap": Definition(
         "[m]", "loss of the received model minus the client's own optimal loss, on EAGLE's split", drives_weight=True
     ),
+    "optimum": Definition("[m]", "the client's own optimal loss, which the gap is measured from"),
     "fisher": Definition(
         "[m, G]", "diagonal of the empirical Fisher matrix at the trained model, eval mode", length_power=2, is_signed=False
     ),
@@ -251,8 +328,10 @@ REPORTS: dict[str, Definition] = {
     ),
     "prototype_counts": Definition("[m, C]", "samples behind each prototype (zero: the prototype is missing)", is_signed=False),
     "control": Definition("[m, G]", "change of the client's control variate", length_power=1),
-    "steps": Definition("[m]", "local optimizer steps that were done", is_signed=False),
-    "normaliser": Definition("[m]", "the sum of the weights with which the local gradients enter the update"),
+    "steps": Definition("[m]", "local optimizer steps that were done", length_power=2, is_positive=True),
+    "normaliser": Definition(
+        "[m]", "the sum of the weights with which the local gradients enter the update", length_power=2, is_positive=True
+    ),
     "loss_valid": Definition(
         "[m]", "mean cross-entropy of the *received* model on the validation data, eval mode",
         is_loss=True, drives_weight=True,
@@ -284,6 +363,7 @@ def define_report(
     drives_weight: bool = False,
     length_power: int = 0,
     is_signed: bool = True,
+    is_positive: bool = False,
 ) -> None:
     """Add a report of your own to `REPORTS`, so that parts can give and need it and the server can check it.
 
@@ -297,8 +377,9 @@ def define_report(
         is_loss: it is a loss. An answer is refused if it is negative or far above the other clients'.
         drives_weight: a client that reports a larger value gets a larger weight, so that a guard limits the effect.
         length_power: 1 refuses an answer whose norm is far above the other clients', 2 does the same for values that
-            are squares, 0 does not check the norm.
-        is_signed: False says that a negative value cannot be true, as of a count; `aggregate` refuses it then.
+            differ more, as squares do, 0 does not check the norm. A guard also raises one that is far below.
+        is_signed: False says that a negative value cannot be true, as of a count: it is refused then.
+        is_positive: zero cannot be true, either, as of something that others are divided by.
 
     >>> define_report("entropy", "[m]", "mean entropy of the received model's predictions")
     >>> REPORTS.pop("entropy").axes
@@ -310,7 +391,7 @@ def define_report(
         raise EquipoiseError(f"A report's name is one word of letters, digits and _. Found {name!r}.")
     if not re.fullmatch(r"\[m(, [A-Z])*\]", shape):
         raise EquipoiseError(f"The shape of a report is such as '[m]' or '[m, G]', clients first. Found {shape!r}.")
-    REPORTS[name] = Definition(shape, meaning, is_loss, drives_weight, length_power, is_signed)
+    REPORTS[name] = Definition(shape, meaning, is_loss, drives_weight, length_power, is_signed, is_positive)
 
 
 # --------------------------------------------------------------------------- what travels
@@ -336,6 +417,7 @@ class Replies:
     buffers: Tensors = field(default_factory=dict)  # [m, ...] each: the buffers that the server averages
     total: Tensor | None = None  # [G], the sum of the updates with the weights of `Weigh.raw`, in place of the updates
     is_lent: bool = False  # the memory of `updates` will be reused: whoever keeps some of it must copy it
+    columns: Columns = ALL  # which columns of `updates`, of `total` and of reports `[m, G]` are here
 
     @classmethod
     def join(cls, parts: Sequence[Replies]) -> Replies:
@@ -458,7 +540,11 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class Round:
-    """What every part of the server is given: one round's model, clients, updates and reports."""
+    """What every part of the server is given: one round's model, clients, updates and reports.
+
+    Where a run is spread over several processes and all parts of its method say `by_columns`, whatever has an entry per
+    parameter (`[G]` below) holds the columns of this process only; see `columns.py`.
+    """
 
     theta: Tensor  # [G], the model that the clients received
     clients: tuple[int, ...]  # ids of the m clients, in the order of all rows
@@ -467,6 +553,27 @@ class Round:
     setting: Setting  # facts that do not change during the run
     reported_rows: Tensor | None = None  # [m, G], local minus global model; None where only their sum is known
     shaped_rows: Updates | None = None  # the same after the `shape` parts so far
+    columns: Columns = ALL  # which columns are here
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """The columns of each tensor of the layout, among those that are here: empty slices for tensors elsewhere."""
+        return self.columns.clip(self._layout.slices)
+
+    @property
+    def parameter_slices(self) -> tuple[slice, ...]:
+        """The same for parameters, without buffers that a `shape` part sends through the rule."""
+        return self.columns.clip(self._layout.parameter_slices)
+
+    @property
+    def parameters(self) -> slice:
+        """The columns of all parameters, among those that are here."""
+        return self.columns.clip([slice(0, self._layout.parameter_size)])[0]
+
+    @property
+    def _layout(self) -> Layout:
+        layout = self.setting.layout
+        return Layout(("theta",), ((len(self.theta),),)) if layout is None else layout
 
     @property
     def updates(self) -> Updates:
@@ -557,6 +664,7 @@ class Sent(NamedTuple):
 
     shared: Shared  # what clients receive beside the next model
     state: Remembered = {}  # the part's next state
+    figures: Mapping[str, Tensor] = {}  # values behind it, [m] or [] each: they go into the records
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from equipoise.columns import ALL, Columns
+
 STILL = 1e-9  # an update this short, relative to the longest one, is taken for a rounding error
 CHUNK = 1 << 19  # entries worked on at a time: 4 MB in float64, which fits into the cache
 
@@ -24,26 +26,26 @@ def column_chunks(rows: Tensor) -> Iterator[slice]:
         yield slice(start, min(start + width, rows.shape[1]))
 
 
-def gram(rows: Tensor) -> Tensor:
-    """`rows @ rows.T`, `[m, m]` in float64, because its entries may differ by many orders of magnitude.
+def gram(rows: Tensor, columns: Columns = ALL) -> Tensor:
+    """`rows @ rows.T` over all columns, `[m, m]` in float64: its entries may differ by many orders of magnitude.
 
     >>> gram(torch.tensor([[1.0, 2.0], [0.0, 1.0]]))
     tensor([[5., 2.],
             [2., 1.]], dtype=torch.float64)
     """
     total = rows.new_zeros(rows.shape[0], rows.shape[0], dtype=torch.float64)
-    for columns in column_chunks(rows):
-        part = rows[:, columns].double()
+    for some in column_chunks(rows):
+        part = rows[:, some].double()
         total.addmm_(part, part.T)
-    return total
+    return columns.add_up(total)
 
 
-def products(rows: Tensor, vector: Tensor) -> Tensor:
-    """`rows @ vector`, `[m]` in float64."""
+def products(rows: Tensor, vector: Tensor, columns: Columns = ALL) -> Tensor:
+    """`rows @ vector` over all columns, `[m]` in float64."""
     total = rows.new_zeros(rows.shape[0], dtype=torch.float64)
-    for columns in column_chunks(rows):
-        total.addmv_(rows[:, columns].double(), vector[columns].double())
-    return total
+    for some in column_chunks(rows):
+        total.addmv_(rows[:, some].double(), vector[some].double())
+    return columns.add_up(total)
 
 
 def _squared_norm(row: Tensor, mask: Tensor | None) -> Tensor:
@@ -71,19 +73,20 @@ class Updates:
     coefficients: Tensor | None = None  # [m, m] float64, the shaped updates as combinations of the rows
     mask: Tensor | None = None  # [m, G] bool, which entries count
     absent: Tensor | None = None  # [h, G], remembered updates of absent clients, for merges that use them
+    columns: Columns = ALL  # which columns are here; sums below are over all of them
 
     @cached_property
     def gram(self) -> Tensor:
         """Inner products of the shaped updates, `[m, m]` float64."""
         if self.mask is not None:
-            return gram(self.shaped)
+            return gram(self.shaped, self.columns)
         if self.coefficients is None:
-            return gram(self.rows)
+            return gram(self.rows, self.columns)
         return self.coefficients @ self._row_gram @ self.coefficients.T
 
     @cached_property
     def _row_gram(self) -> Tensor:
-        return gram(self.rows)
+        return gram(self.rows, self.columns)
 
     @property
     def shaped(self) -> Tensor:
@@ -113,20 +116,21 @@ class Updates:
         """The updates with the entries hidden where `mask [m, G]` is False. A merge may treat hidden as absent, not as
         zero."""
         if self.coefficients is not None:
-            return Updates(self.shaped, mask=mask, absent=self.absent)
+            return Updates(self.shaped, mask=mask, absent=self.absent, columns=self.columns)
         return replace(self, mask=mask if self.mask is None else self.mask & mask)
 
     def with_absent(self, rows: Tensor) -> Updates:
         """The updates with those of absent clients `[h, G]` beside them."""
         return replace(self, absent=rows)
 
-    def squared_norms(self, columns: slice = slice(None)) -> Tensor:
-        """Squared norm of each shaped update over `columns`, `[m]` float64."""
-        if columns == slice(None) and (self.coefficients is not None or "gram" in self.__dict__):
+    def squared_norms(self, some: slice = slice(None)) -> Tensor:
+        """Squared norm of each shaped update, `[m]` float64: over all columns, or `some` (here, of `Round.slices`)."""
+        if some == slice(None) and (self.coefficients is not None or "gram" in self.__dict__):
             return self.gram.diagonal()
-        rows = (self.rows if self.coefficients is None else self.shaped)[:, columns]
-        masks = [None] * len(rows) if self.mask is None else self.mask[:, columns]
-        return torch.stack([_squared_norm(row, mask) for row, mask in zip(rows, masks, strict=True)])
+        rows = (self.rows if self.coefficients is None else self.shaped)[:, some]
+        masks = [None] * len(rows) if self.mask is None else self.mask[:, some]
+        here = torch.stack([_squared_norm(row, mask) for row, mask in zip(rows, masks, strict=True)])
+        return self.columns.add_up(here)
 
     def norms(self) -> Tensor:
         """Norm of each shaped update, `[m]` float64."""
@@ -140,6 +144,6 @@ class Updates:
         if self.mask is None:
             return weights @ self.rows
         result = torch.empty_like(self.rows[0])
-        for columns in column_chunks(self.rows):
-            result[columns] = weights @ self.mask[:, columns].to(self.rows.dtype).mul_(self.rows[:, columns])
+        for some in column_chunks(self.rows):
+            result[some] = weights @ self.mask[:, some].to(self.rows.dtype).mul_(self.rows[:, some])
         return result

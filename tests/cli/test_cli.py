@@ -428,3 +428,26 @@ def test_epochs_replace_the_steps_of_a_data_set():
 def test_resuming_what_never_began_is_an_error(tmp_path):
     with pytest.raises(EquipoiseError, match="There is no checkpoint to go on from"):
         invoke("run", "gaussians", "--rounds", "2", "--resume", "--out", str(tmp_path))
+
+
+def test_a_narrow_screen_breaks_the_names_of_methods_and_cuts_no_figure(tmp_path):
+    """With 80 columns `74.0 ± 0.8` was shown as `74.0 ± 0…` beside a long name."""
+    long = "fedequilibria(t=0.9, fim_scale='mean')"
+    words = [
+        "compare",
+        "gaussians",
+        "--methods",
+        f"fedavg,{long}",
+        "--rounds",
+        "2",
+        "--seeds",
+        "2",
+        "--out",
+        str(tmp_path),
+    ]
+    done = CliRunner(env={"COLUMNS": "60"}).invoke(app, words, catch_exceptions=False)
+    table = done.output.partition("┏")[2].partition("└")[0]
+    assert "±" in table
+    assert "…" not in table
+    names = "".join(line.split("│")[1].strip() for line in table.splitlines() if "│" in line)
+    assert long.replace(" ", "") in names.replace(" ", "")

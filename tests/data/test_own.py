@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from equipoise import EquipoiseError, load_federation, run
+from equipoise.data.catalogue import add_options, list_words
 from equipoise.data.own import own
 from kit.command import equipoise
 from kit.files import pixels, write_folder, write_images
@@ -121,7 +122,8 @@ def test_compare_and_datasets_take_own_data(table, tmp_path, monkeypatch):
         "compare", str(table), *options, "--methods", "fedavg,fedheal", "--seeds", "1", "--rounds", "2", cwd=tmp_path
     )
     assert done.returncode == 0, done.stderr
-    assert "own(path=" in done.stdout  # what to try next
+    told = " ".join(done.stdout.split())  # what to try next, in the user's own words
+    assert f"{table} --label diagnosis --client site --ignore country" in told
     shown = equipoise("datasets", str(table), *options, "--plot", cwd=tmp_path)
     assert shown.returncode == 0, shown.stderr
     assert "patients: 3 clients" in shown.stdout
@@ -509,3 +511,10 @@ def test_columns_to_ignore_must_be_there(tmp_path):
 def test_a_missing_domain_is_no_domain(tmp_path):
     with pytest.raises(EquipoiseError, match="no domain in column `domain` in line 2"):
         own(str(broken(tmp_path, "t.csv", "v,label,client,domain\n1,a,x,\n2,b,x,fr\n3,a,y,fr\n")))
+
+
+def test_a_suggested_command_names_own_data_as_the_user_did():
+    """The words that `compare` suggests to try next were those of a call: own(path='"'"'patients.csv'"'"', ...)."""
+    options = {"label": "ill", "client": "hospital", "ignore": ("id", "note"), "skip_bad": True, "group": None}
+    words = ["my patients.csv", "--label", "ill", "--client", "hospital", "--ignore", "id,note", "--skip-bad"]
+    assert list_words(add_options("my patients.csv", options)) == words

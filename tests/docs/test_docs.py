@@ -1,6 +1,7 @@
 """The documentation tells the truth: its code blocks run, its commands exist, its pages are complete."""
 
 import importlib
+import json
 import re
 import runpy
 import sys
@@ -12,14 +13,15 @@ import pytest
 import torch
 
 from equipoise import EquipoiseWarning, aggregate, run
-from equipoise.engine.runners import RUNNERS
 from equipoise.grammar import split_list
 from equipoise.method import METHODS
 from equipoise.methods import parse
 from equipoise.schedules import SCHEDULES
 from kit import blobs
+from kit.rows import IN_PROCESS
 
 ROOT = Path(__file__).parents[2]
+HERE = [*IN_PROCESS, "processes"]  # the runners that need no `torchrun`
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
@@ -55,7 +57,7 @@ def test_the_example_of_a_new_method_runs_through_every_runner(monkeypatch, caps
         for participation in (1.0, 0.5):
             thetas = [
                 run("fedprox + by_loss", blobs(), runner=runner, participation=participation).server.theta
-                for runner in RUNNERS
+                for runner in HERE
             ]
             for theta in thetas[1:]:
                 torch.testing.assert_close(theta, thetas[0], rtol=1e-4, atol=1e-5)
@@ -80,7 +82,7 @@ def own_pieces(monkeypatch):
     sys.modules.pop("own_pieces", None)
     importlib.import_module("own_pieces")
     yield path.read_text()
-    for name in ("nesterov", "qffl_shares"):
+    for name in ("widest_gap", "nesterov", "qffl_shares"):
         METHODS.pop(name, None)
     SCHEDULES.pop("gentle", None)
 
@@ -88,8 +90,9 @@ def own_pieces(monkeypatch):
 def test_the_examples_of_pieces_are_short_and_stand_on_the_page(own_pieces):
     page = (ROOT / "docs" / "new_method.md").read_text()
     pieces = own_pieces.split("GlobalLoss\n\n\n", 1)[1].split("\n\n\n")
-    step, make_step, schedule, weigh, make_weigh = (piece.strip() for piece in pieces)
-    for text in (f"{step}\n\n\n{make_step}", schedule, f"{weigh}\n\n\n{make_weigh}"):
+    select, make_select, step, make_step, schedule, weigh, make_weigh = (piece.strip() for piece in pieces)
+    with_names = ((select, make_select), (step, make_step), (weigh, make_weigh))
+    for text in (schedule, *("\n\n\n".join(pair) for pair in with_names)):
         assert text in page, "page and example differ"
         assert len(text.splitlines()) < 15
 
@@ -100,6 +103,7 @@ def test_the_examples_of_pieces_are_short_and_stand_on_the_page(own_pieces):
     [
         ("fedheal + nesterov(beta=0.5)", "constant"),
         ("fedheal", "gentle(warm=2)"),
+        ("fedheal + widest_gap(epochs=3)", "constant"),
         ("fedheal(fael=False) + qffl_shares(q=2)", "constant"),
         ("fedheal(fael=False) + qffl_shares(q=2) + nesterov(beta=0.5)", "gentle(rounds=3, warm=2) + cosine"),
     ],
@@ -114,17 +118,26 @@ def test_pieces_of_ones_own_with_fedheal_everywhere(text, schedule):
     training = replace(
         data.protocol.training, lr=0.02, schedule=schedule
     )  # real sites refuse updates that grow at a large rate
-    options = {"rounds": 4, "training": training, "model": "linear"}
-    results = [run(text, data, runner=runner, **options) for runner in RUNNERS]
-    plan = Plan(method=text, sites=4, rounds=4, model="linear", training={"lr": 0.02, "schedule": schedule})
+    participation = 0.5 if "widest_gap" in text else 1.0
+    options = {"rounds": 4, "training": training, "model": "linear", "participation": participation}
+    results = [run(text, data, runner=runner, **options) for runner in HERE]
+    plan = Plan(
+        method=text,
+        sites=4,
+        rounds=4,
+        model="linear",
+        participation=participation,
+        training={"lr": 0.02, "schedule": schedule},
+    )
     grid = LoopGrid(client_app(plan, data=data), {k + 1: {"partition-id": k} for k in range(4)})
     real = federate(grid, plan)
-    inline = results[list(RUNNERS).index("inline")]
+    inline = results[HERE.index("inline")]
     assert torch.equal(real.server.theta, inline.server.theta)
     for result in (*results, real):
         torch.testing.assert_close(result.server.theta, inline.server.theta, rtol=1e-5, atol=1e-6)
         assert [r.lr for r in result.rounds] == training.rate.tabulate(4)
         for record, wanted in zip(result.rounds, inline.rounds, strict=True):
+            assert record.clients == wanted.clients
             assert record.weights == pytest.approx(wanted.weights, rel=1e-5)
     same = {**options, "training": replace(training, schedule="constant")}
     plain = run("fedheal", data, runner="inline", **same)
@@ -239,3 +252,23 @@ def test_the_reference_has_every_public_name(module, page):
 
     assert REFERENCE[module] == page
     assert find_unlisted(importlib.import_module(module), ROOT / "docs" / "reference" / page) == []
+
+
+def test_cards_and_results_agree_with_the_stored_results():
+    import make_results
+
+    for place, text in make_results.write_all().items():
+        assert place.read_text() == text, f"{place.name} is not up to date: run `python docs/make_results.py`"
+
+
+def test_a_result_with_fewer_values_does_not_take_the_place_of_a_fuller_one(tmp_path):
+    import make_results
+
+    new, measured = tmp_path / "new", tmp_path / "measured"
+    new.mkdir()
+    fuller = {"cells": {"a": {"AVG": {"0": 1.0, "1": 2.0}}}}
+    for content, taken in ((fuller, fuller), ({"cells": {"a": {"AVG": {"0": 5.0}}}}, fuller), ({"cells": {}}, fuller)):
+        (new / "x-cpu.json").write_text(json.dumps(content))
+        left = make_results.take(new, measured)
+        assert json.loads((measured / "x-cpu.json").read_text()) == taken
+        assert bool(left) == (content is not fuller)

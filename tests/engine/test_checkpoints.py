@@ -331,11 +331,11 @@ def test_an_interrupt_during_evaluation_loses_that_round_alone(tmp_path, monkeyp
 
     real, calls = desk.evaluate, []
 
-    def evaluate(*args):
+    def evaluate(*args, **named):
         calls.append(args)
         if len(calls) == 4:
             raise KeyboardInterrupt
-        return real(*args)
+        return real(*args, **named)
 
     with monkeypatch.context() as patch:
         patch.setattr(desk, "evaluate", evaluate)

@@ -151,6 +151,25 @@ def test_a_loss_that_cannot_be_true(loss):
     assert "loss" in refused[0].why
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("normaliser", 0.0, "not above zero"),
+        ("steps", -1.0, "not above zero"),
+        ("fisher", [0.5, -0.5], "negative"),
+        ("prototype_counts", [4.0, -1.0], "negative"),
+    ],
+)
+def test_a_report_whose_sign_cannot_be_true(name, value, why):
+    """One site must not end a run by dividing by zero, or by a Fisher value that is no square."""
+    rows = torch.ones(4, *torch.tensor(value).shape)
+    rows[2] = torch.tensor(value)
+    wanted = Expected(0, frozenset(range(4)), {}, None, {}, torch.float32, {})
+    kept, refused = check_numbers(Replies((0, 1, 2, 3), {name: rows}, None, {}), wanted)
+    assert kept.clients == (0, 1, 3)
+    assert [(one.client, one.why) for one in refused] == [(2, f"report `{name}` is {why}")]
+
+
 @pytest.mark.parametrize("method", faults.DRIVEN)
 def test_every_loss_driven_weighting_survives_odd_losses(method):
     """0, -1, NaN, Inf, 1e-300 and 1e300 among ordinary losses; benchmarks/faults does ten thousand of each."""
@@ -466,7 +485,7 @@ def test_what_is_expected():
     assert wanted.clients == {1, 3}
     assert wanted.reports["samples"] == ()
     probe = expect(parse("eagle(lag=0)"), task, task.server(), [1], "probe")
-    assert (probe.layout, set(probe.reports)) == (None, {"gap"})
+    assert (probe.layout, set(probe.reports)) == (None, {"gap", "optimum"})
     stranger = Answer(7, 0, {})
     assert admit([stranger], wanted) == (None, [(7, "was not asked in this round", False)])
 

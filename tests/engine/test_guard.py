@@ -149,6 +149,24 @@ def test_a_fisher_report_can_be_neither_far_above_nor_far_below_the_others():
     torch.testing.assert_close(found[3:], torch.tensor([[3.0, 4.0]]) * torch.tensor([[1 / 9], [9.0]]))
 
 
+def test_other_counts_are_clipped_as_samples_are():
+    """The totals 6, 6, 9 and 6e6 of prototypes' samples: three medians are 18, in the proportions that were told."""
+    counts = [[2.0, 4.0], [3.0, 3.0], [9.0, 0.0], [2e6, 4e6]]
+    replies, _ = hear([[1.0, 0.0]] * 4, prototype_counts=counts)
+    torch.testing.assert_close(replies.reports["prototype_counts"], torch.tensor([*counts[:3], [6.0, 12.0]]))
+
+
+@pytest.mark.parametrize("factor", [1e6, 1e-6])
+def test_a_false_normaliser_does_not_carry_the_model_away(factor):
+    """FedNova's weights do not add up to one: a false normaliser made all of them a hundred thousand times as large."""
+    normaliser = [5.0, 5.0, 5.0, 5.0, 5.0 * factor]
+    replies, _ = hear([[1.0, 0.0]] * 5, samples=[10.0] * 5, steps=[5.0] * 5, normaliser=normaliser)
+    method = cap_weights(parse("fednova"), DEPLOYMENT_GUARD)
+    found = aggregate(method, torch.zeros(2), replies.updates, clients=range(5), reports=replies.reports)
+    assert float(found.weights.sum()) < 5
+    assert float(found.weights[4] / found.weights.sum()) <= 0.4 + 1e-6
+
+
 def test_long_updates_are_shortened_and_not_refused():
     replies, notes = hear([[3.0, 4.0], [0.0, 5.0], [5.0, 0.0], [60.0, 80.0], [1e20, 0.0]])
     torch.testing.assert_close(replies.updates[3:], torch.tensor([[9.0, 12.0], [15.0, 0.0]]))

@@ -13,7 +13,6 @@ import torch
 
 from equipoise import EquipoiseError, EquipoiseWarning, Training, parse
 from equipoise.engine.runners import Errand, choose_runner, open_runner
-from equipoise.engine.runners.processes import _balanced
 from equipoise.engine.simulation import run
 from equipoise.rounds.server import begin_server, make_broadcast
 from equipoise.task import Task
@@ -47,12 +46,6 @@ def test_the_same_numbers_as_inline(method, federation, options):
         for key, tensors in state.items():
             for name, value in tensors.items():
                 torch.testing.assert_close(value, b.states[client][key][name], rtol=1e-2, atol=1e-3, equal_nan=True)
-
-
-def test_clients_are_shared_out_by_size():
-    task = Task.build(parse("fedavg"), blobs(sizes=(100, 10, 20, 60, 40)))
-    assert _balanced(task, [0, 1, 2, 3, 4], 2) == [[0, 2], [1, 3, 4]]
-    assert _balanced(task, [1], 2) == [[1], []]
 
 
 def test_an_error_in_a_worker_reaches_the_user():

@@ -310,9 +310,10 @@ def test_a_run_leaves_a_manifest_and_rows_per_client(tmp_path):
     assert kept["training"]["momentum"] == 0.9
     assert kept["versions"]["torch"] == torch.__version__
     weights = pq.read_table(place / "weights.parquet").to_pylist()
-    assert len(weights) == 2 * 4  # rounds, clients, one figure
-    assert {row["figure"] for row in weights} == {"distance"}
-    assert sum(row["weight"] for row in weights if row["round"] == 2) == pytest.approx(1)
+    assert {row["figure"] for row in weights} == {"kept entries", "distance", "d", "Var(d)"}
+    assert len(weights) == 2 * 4 * 4  # rounds, clients, figures
+    last = [row["weight"] for row in weights if row["round"] == 2 and row["figure"] == "distance"]
+    assert sum(last) == pytest.approx(1)
     table = pq.read_table(place / "records.parquet")
     assert table.schema.equals(RECORDS)
     assert table.num_rows == 2 * 4 * 2 * 3  # rounds, clients, metrics, splits

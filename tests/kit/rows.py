@@ -3,7 +3,8 @@
 from equipoise.engine.runners import RUNNERS
 from equipoise.methods import METHODS, parse
 
-IN_PROCESS = [runner for runner in RUNNERS if runner != "processes"]  # starting workers takes seconds: tested apart
+# Starting processes takes seconds: those runners are tested apart.
+IN_PROCESS = [runner for runner in RUNNERS if runner not in ("processes", "distributed")]
 
 # The same method with less work in a round, where that changes nothing of what is tested.
 QUICK = {
@@ -45,6 +46,10 @@ MORE = [
     "afl(lambda_first=True, evaluate='last')",
     "qffl(solver='fedsgd')",
     "fedlf(variant='released', absentees=False)",
+    "fedheal(fael='exact')",
+    "qffl(variant='released')",
+    "scaffold(weights='samples')",
+    "fedheal + select_in_turn(shuffled=True)",
     "fedmgda_plus(around='uniform', step='mean_length', server_lr=0.5)",
     "moon + fedheal",
     "scaffold + qffl",

@@ -24,7 +24,7 @@ def test_methods_of_a_plain_sum_work(name):
         ("fdse", "merges single updates otherwise"),
         ("afl", "finds the weights at the server"),
         ("qffl", "finds the weights at the server"),
-        ("eagle", "sites report `gap` each by itself"),
+        ("eagle", "sites report `gap`, `optimum` each by itself"),
         ("fedproto", "sites report `prototypes`, `prototype_counts` each by itself"),
         ("scaffold", "sites report `control` each by itself"),
         ("centralised", "all data in one place"),

@@ -266,3 +266,50 @@ def test_refusals():
     with pytest.raises(EquipoiseError, match="'sqrtK', 'unit', 'none'"):
         parse("eagle(norm='l1')")
     assert len(rolled(parse("eagle"))) == len(ROUNDS)
+
+
+@pytest.mark.parametrize("norm", ["none", "sqrtK", "unit"])
+def test_the_records_tell_weights_gaps_optima_and_the_objective(norm):
+    """Weights and gaps of the third round, and F and its gradient, by autograd of the whole objective."""
+    lam, rate = 0.1, 0.1
+    training = Training(steps=1, batch=None, lr=rate, momentum=0.0)
+    text = f"eagle(lam={lam}, norm='{norm}', gap_split='train', lstar_epochs=4)"
+    before, after = (run(text, blobs(), rounds=n, training=training, runner="inline") for n in (2, 3))
+    figures = after.rounds[-1].figures
+    optima = [float(after.states[k]["reports.loss_gap"]["optimum"]) for k in range(4)]
+    assert figures["optimum"] == pytest.approx(optima)
+    theta = before.server.theta.clone().requires_grad_()
+    task = before.task
+    losses = []
+    for client in task.federation.clients:
+        logits = task.apply(task.layout.split(theta), {}, task.federation.x[client.train]).logits
+        losses.append(F.cross_entropy(logits, task.federation.y[client.train]))
+    losses = torch.stack(losses)
+    gap = losses - torch.tensor(optima)
+    assert figures["gap"] == pytest.approx(gap.detach().tolist(), abs=1e-5)
+    assert figures["F"][0] == pytest.approx(float((losses.mean() + 2 * lam * gap.var()).detach()), rel=1e-5)
+    earlier = torch.tensor(before.rounds[-1].figures["gap"], dtype=torch.float64)
+    assert figures["w"] == pytest.approx(gap_weights(earlier, lam, norm).tolist(), rel=1e-4)
+    plain = gap_weights(earlier, lam).float()  # the weights are one round old
+    (slope,) = torch.autograd.grad((plain * losses).mean(), theta)
+    assert figures["slope of F"][0] == pytest.approx(float(slope.norm()), rel=1e-3)
+
+
+def test_a_probe_leaves_its_figures_in_the_records():
+    result = run("eagle(lam=0.2, lag=0, norm='none', lstar_epochs=3)", blobs(), rounds=2)
+    figures = result.rounds[-1].figures
+    weights = gap_weights(torch.tensor(figures["gap"], dtype=torch.float64), 0.2)
+    assert figures["w"] == pytest.approx(weights.tolist())
+
+
+def test_a_client_may_bring_the_optimum_that_it_knows():
+    known = blobs()
+    clients = tuple(
+        dataclasses.replace(client, optimum=0.25 if k == 1 else None) for k, client in enumerate(known.clients)
+    )
+    brought = run("eagle(lstar_epochs=3)", dataclasses.replace(known, clients=clients), rounds=1)
+    alone = run("eagle(lstar_epochs=3)", known, rounds=1)
+    found, usual = brought.rounds[0].figures["optimum"], alone.rounds[0].figures["optimum"]
+    assert found == pytest.approx([0.25 if k == 1 else usual[k] for k in range(4)])
+    assert brought.settings.facts["data"]["clients"][1]["optimum"] == 0.25
+    assert brought.federation.fingerprint != alone.federation.fingerprint

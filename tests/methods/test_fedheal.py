@@ -1,9 +1,10 @@
 import pytest
 import torch
+from scipy.optimize import minimize
 
 from equipoise import aggregate, parse
 from equipoise.engine.simulation import run
-from equipoise.methods.fedheal import count_type, votes_needed
+from equipoise.methods.fedheal import count_type, equalising_weights, votes_needed
 from equipoise.rounds.client import client_round
 from equipoise.rounds.server import begin_server, make_broadcast, server_round
 from equipoise.task import Task
@@ -146,3 +147,41 @@ def test_it_plugs_into_other_methods():
     result = run("eagle + fedheal", blobs())
     assert result.method.weigh.beta == 0.4
     assert len(result.method.terms) == 1
+
+
+def variance_of_distances(inner, p):
+    """Equation 10 at the weights p, from the inner products of the updates."""
+    d = p @ inner @ p - 2 * inner @ p + inner.diagonal()
+    return float(d.var(correction=0))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_exact_weights_minimise_the_variance_of_distances(seed):
+    """No weights among many, nor those of a general solver, give a smaller variance."""
+    rows = torch.randn(4, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    rows *= torch.tensor([1.0, 2.0, 0.5, 3.0], dtype=torch.float64)[:, None]
+    inner = rows @ rows.T
+    p = equalising_weights(inner)
+    assert float(p.min()) >= 0
+    assert float(p.sum()) == pytest.approx(1)
+    found = variance_of_distances(inner, p)
+    tried = torch.distributions.Dirichlet(torch.ones(4, dtype=torch.float64)).sample((2000,))
+    assert found <= min(variance_of_distances(inner, one) for one in tried) + 1e-9
+    solved = minimize(
+        lambda q: variance_of_distances(inner, torch.from_numpy(q)),
+        [0.25] * 4,
+        bounds=[(0, 1)] * 4,
+        constraints={"type": "eq", "fun": lambda q: q.sum() - 1},
+        options={"ftol": 1e-14, "maxiter": 500},
+    )
+    assert found <= solved.fun + 1e-6 * (1 + solved.fun)
+
+
+def test_the_records_tell_what_was_kept_and_how_far_clients_are_from_the_new_model():
+    rows = torch.tensor([[1.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
+    turned = torch.tensor([[1.0, -1.0], [1.0, 2.0]], dtype=torch.float64)
+    second = rounds_of("fedheal(tau=0.6)", [rows, turned])[1]
+    assert second.figures["kept entries"].tolist() == [0.5, 1.0]
+    # both keep entry 1, and only client 1 entry 2: the model moves by (1, 2)
+    assert torch.allclose(second.figures["d"], torch.tensor([9.0, 0.0], dtype=torch.float64))
+    assert float(second.figures["Var(d)"]) == pytest.approx(4.5**2)

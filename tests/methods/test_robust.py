@@ -5,7 +5,8 @@ import torch
 
 import faults
 from equipoise import EquipoiseError, aggregate, parse
-from equipoise.parts.robust import clip_lengths, find_centre
+from equipoise.engine.guard import DEPLOYMENT_GUARD
+from equipoise.parts.robust import clip_lengths, find_centre, find_company
 
 HONEST = torch.tensor([[1.0, 0.2, 0.0], [1.0, -0.2, 0.1], [1.1, 0.0, 0.1], [0.9, 0.1, -0.1], [1.0, 0.0, 0.0]])
 MINORITY = torch.tensor([[-0.1, 1.0, 0.3]])  # unlike the others, nearly upright on them
@@ -37,6 +38,18 @@ def test_fewer_than_half_do_not_move_the_centre_far():
     assert float((centre - HONEST.double().mean(0)).norm()) < 0.3
 
 
+def test_reversed_updates_leave_the_centre_of_those_that_go_along_with_it():
+    """The centre of all is short and turned where three of ten are reversed; that of the others is not."""
+    draw = torch.Generator().manual_seed(1)
+    honest = torch.tensor([1.0, 0, 0, 0, 0, 0, 0, 0]) + 0.5 * torch.randn(7, 8, generator=draw)
+    rows = torch.cat([honest, -3 * honest[4:] - 0.2]).double()
+    coefficients, cosines = find_company(rows @ rows.T)
+    expected = find_centre(rows[:7] @ rows[:7].T) @ rows[:7]
+    torch.testing.assert_close(coefficients @ rows, expected)
+    torch.testing.assert_close(cosines, torch.cosine_similarity(rows, expected[None]))
+    assert coefficients[7:].tolist() == [0, 0, 0]
+
+
 def test_lengths():
     assert clip_lengths(torch.tensor([1.0, 9.0, 16.0]).double(), 1.0).tolist() == pytest.approx([1, 1, 0.75])
 
@@ -52,9 +65,19 @@ def test_a_reversed_update_is_replaced_by_the_centre_and_the_minority_stays():
     assert found.figures["stands against"].tolist() == [0, 0, 0, 0, 0, 0, 1]
     factors = clip_lengths(rows.double().square().sum(1), 3.0)
     clipped = rows.double() * factors[:, None]
-    centre = find_centre(clipped @ clipped.T) @ clipped
+    centre = find_centre(clipped[:5] @ clipped[:5].T) @ clipped[:5]  # of those that go along with it
     expected = (clipped[:6].sum(0) + centre) / 7
     torch.testing.assert_close(found.theta.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_minority_that_begins_against_the_others_is_no_attacker():
+    """Inverted pictures begin at up to two thirds against the others' pictures; reversed updates at all of it."""
+    tilted = torch.tensor([[-0.55, 0.8, 0.2], [-0.5, 0.85, 0.1]])
+    found = merge(torch.cat([HONEST, tilted]))
+    assert -0.66 < float(found.figures["direction"].min()) < -0.5
+    assert found.figures["stands against"].tolist() == [0] * 7
+    attacked = merge(torch.cat([HONEST, tilted, REVERSED.repeat(2, 1)]))
+    assert attacked.figures["stands against"].tolist() == [0] * 7 + [1] * 2
 
 
 @pytest.mark.parametrize("factor", [1.0, 3.0, 9.0, 1e6])
@@ -72,13 +95,13 @@ def test_the_order_of_clients_does_not_matter():
 
 
 def test_one_odd_round_does_not_undo_good_ones():
-    """The direction is a ratio of sums over rounds: of the client's cosines, and of the median ones."""
-    odd = torch.cat([HONEST, 0.9 * MINORITY + 0.6 * REVERSED])
+    """The direction is a ratio of sums over rounds: of the client's cosines, and of the usual ones."""
+    odd = torch.cat([HONEST, 0.9 * MINORITY + REVERSED])
     first = merge(torch.cat([HONEST, HONEST[:1]]))
     alone, second = merge(odd), merge(odd, server=first.server)
     assert alone.figures["stands against"].tolist()[-1] == 1
     assert second.figures["stands against"].tolist()[-1] == 0
-    assert float(alone.figures["direction"][-1]) < -0.5 < float(second.figures["direction"][-1])
+    assert float(alone.figures["direction"][-1]) < -0.66 < float(second.figures["direction"][-1])
 
 
 def test_only_the_first_rounds_are_judged():
@@ -109,6 +132,13 @@ def test_it_comes_first_in_every_sum_and_later_parts_see_what_it_lets_through():
 def test_bad_limits(name, value):
     with pytest.raises(EquipoiseError, match=name):
         parse(f"robust({name}={value})")
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedfe"])
+@pytest.mark.parametrize("seed", [3, 4])  # their minorities begin furthest against the others
+def test_without_an_attacker_the_worst_client_loses_at_most_two_points(method, seed):
+    worst = faults.attack_run(method, None, seed=seed).worst
+    assert faults.attack_run(method, None, seed=seed, guard=DEPLOYMENT_GUARD, robust=True).worst > worst - 2
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedheal"])

@@ -219,7 +219,7 @@ def test_a_sum_keeps_the_explicit_selection():
     assert parse(str(method)) == method
     assert hash(parse(str(method))) == hash(method)
     assert pickle.loads(pickle.dumps(method)) == method
-    assert "select=InTurn()" in str(replace(method, select=parse("select_in_turn").select))
+    assert "select=InTurn(shuffled=False)" in str(replace(method, select=parse("select_in_turn").select))
     with pytest.raises(EquipoiseError, match=r"`select_in_turn` and `select_worst` both set `select`"):
         parse("select_in_turn + select_worst")
     assert (parse("select_in_turn") + parse("select_in_turn")).select == parse("select_in_turn").select

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from equipoise import parse
+from equipoise import aggregate, parse
 from kit import CLASSES, LAYOUT, ROUNDS, G, random_round, rolled
 from numpy_rules import (
     aaggff,
@@ -225,3 +225,17 @@ def test_feddg_ga(variant):
 def test_aaggff(setting, variant):
     reference = aaggff(ROUNDS_NP, THETA, 6, setting == "silo", variant == "released")
     agree(f"aaggff(setting='{setting}', variant='{variant}')", reference)
+
+
+def test_conflicts_are_counted_in_the_records():
+    """Client 0 conflicts with both others in round one; in round two the mean of 1 and 2 conflicts with absent 0."""
+    rows = torch.tensor([[1.0, 0.0], [-1.0, 1.0], [-1.0, 2.0]], dtype=torch.float64)
+    loss = {"loss": torch.tensor([1.0, 2.0, 3.0]), "samples": torch.ones(3)}
+    theta = torch.zeros(2, dtype=torch.float64)
+    first = aggregate("fedfv(tau=1)", theta, rows, clients=[0, 1, 2], reports=loss)
+    assert first.figures["internal conflicts"].tolist() == [2, 1, 1]
+    assert float(first.figures["external conflicts"]) == 0
+    some = {name: value[1:] for name, value in loss.items()}
+    second = aggregate("fedfv(tau=1)", theta, rows[1:], clients=[1, 2], reports=some, server=first.server)
+    assert second.figures["internal conflicts"].tolist() == [0, 0]
+    assert float(second.figures["external conflicts"]) == 1

@@ -37,6 +37,18 @@ def conv_net():
     )
 
 
+def wide_net():
+    """Convolutions whose offsets are taken one by one, a few at a time, and all together; one with unequal sides."""
+    return Staged(
+        [
+            nn.Sequential(nn.Conv2d(2, 24, (3, 2), stride=(2, 1), padding=(1, 0)), nn.BatchNorm2d(24), nn.ReLU()),
+            nn.Sequential(nn.Conv2d(24, 70, 3, padding=1, bias=False), nn.ReLU()),
+            nn.Sequential(nn.Conv2d(70, 5, 3, padding=2, dilation=2), nn.ReLU(), nn.Conv2d(5, 4, 1, stride=2)),
+        ],
+        nn.Linear(4, 3),
+    )
+
+
 def grouped_net():
     return Staged([nn.Conv2d(2, 4, 3, groups=2), nn.ReLU()], nn.Linear(4, 3))
 
@@ -85,6 +97,7 @@ CASES = {
     "mlp": (lambda: build_model("mlp(hidden=(7,))", (6,), 3), (9, 6)),
     "norm": (NormNet, (9, 6)),
     "conv": (conv_net, (5, 2, 9, 9)),
+    "wide": (wide_net, (5, 2, 9, 8)),
     "grouped": (grouped_net, (5, 2, 6, 6)),
     "shared": (Shared, (9, 6)),
     "sequences": (Sequences, (9, 7, 5)),
@@ -206,3 +219,23 @@ def test_one_trial_of_the_rules_is_enough_if_it_tells_something():
     assert model not in fisher._TRIED  # a single sample does not show whether samples are kept apart
     squared_gradient_sums(model, params, {}, x[:4], y[:4])
     assert fisher._TRIED[model] is True
+
+
+@pytest.mark.parametrize("entries", [1, 64, 1 << 20])
+def test_the_rule_of_convolutions_against_one_sample_after_the_other(entries, monkeypatch):
+    """In float64, by plain autograd of each sample's loss; however many samples are taken at once."""
+    monkeypatch.setattr(fisher, "ENTRIES_AT_ONCE", entries)
+    torch.manual_seed(0)
+    model = wide_net().double().eval()
+    model.stages[0][1].running_mean.normal_()
+    model.stages[0][1].running_var.uniform_(0.5, 2)
+    x, y = torch.randn(6, 2, 9, 8, dtype=torch.float64), torch.arange(6) % 3
+    params = dict(model.named_parameters())
+    expected = {name: torch.zeros_like(value) for name, value in params.items()}
+    for i in range(6):
+        loss = F.cross_entropy(model(x[i : i + 1]).logits, y[i : i + 1])
+        for name, gradient in zip(params, torch.autograd.grad(loss, list(params.values())), strict=True):
+            expected[name] += gradient.square()
+    found = fisher._by_layers(model, {n: p.detach() for n, p in params.items()}, dict(model.named_buffers()), x, y)
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-14)

@@ -40,7 +40,8 @@ from equipoise.study.report.charts import (
 from equipoise.study.report.figures import DEFINITIONS, Rules, group_studies
 from equipoise.study.report.page import build_page, write
 from equipoise.study.report.paper import save_chart
-from equipoise.study.report.plots import MOST_ROWS, PLOTS, draw_charts, draw_partitions, find_sweeps
+from equipoise.study.report.plots import MOST_ROWS, PLOTS, draw_charts, draw_partitions
+from equipoise.study.report.sweeps import find_sweeps
 from equipoise.study.report.verdict import judge
 from kit.made_runs import made
 
@@ -407,7 +408,7 @@ def test_sweeps_of_a_parameter_are_found(tmp_path):
         made(tmp_path / "r", f"qffl(q={q})", FEDAVG - 0.01 * q, parameters={"qffl": {"q": q, "lr": 1.0}})
     made(tmp_path / "r", "fedavg", FEDAVG)
     study = one_study(tmp_path / "r")
-    ((_, name, points),) = find_sweeps(study)
+    ((name, points),) = find_sweeps(study)
     assert name == "qffl(q)"
     assert [value for value, _ in points] == [0.1, 1.0, 5.0]
     (panel,) = PLOTS["sweep"](study).panels

@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 
 from equipoise import __version__
-from equipoise.cli import deploy, doctor, listings, stored, train, watch
+from equipoise.cli import deploy, doctor, listings, reproduce, stored, train, tune, watch
 from equipoise.cli.options import Plugins, import_plugins, take_plugins
 from equipoise.cli.screens import errors, screen
 from equipoise.errors import EquipoiseError
@@ -26,6 +26,8 @@ app = typer.Typer(
 for command in (
     train.run,
     train.compare,
+    tune.tune,
+    reproduce.reproduce,
     listings.methods,
     listings.datasets,
     listings.models,

@@ -43,6 +43,8 @@ def init(
     model: Annotated[str | None, typer.Option(help="a model [default: the data's]")] = None,
     lr: Annotated[float | None, typer.Option(help="local learning rate [default: the data's]")] = None,
     epochs: Annotated[int | None, typer.Option(help="local epochs per round [default: the data's]")] = None,
+    steps: Annotated[int | None, typer.Option(help="local steps per round, instead of epochs")] = None,
+    batch: Annotated[str | None, typer.Option(help="batch size, or `full` [default: the data's]")] = None,
     schedule: Annotated[
         str | None, typer.Option(help="local learning rate over rounds, for example 'warmup(rounds=5) + cosine'")
     ] = None,
@@ -93,7 +95,8 @@ def init(
         sites = len(load_federation(data)) if data and not example else 3
     given = {
         "method": method, "sites": sites, "participation": participation, "hold_out": hold_out or None,
-        "seed": seed, "rounds": rounds, "model": model, "lr": lr, "epochs": epochs, "schedule": schedule,
+        "seed": seed, "rounds": rounds, "model": model, "lr": lr, "epochs": epochs, "steps": steps,
+        "batch": int(batch) if batch and batch.isdecimal() else batch, "schedule": schedule,
         "round_timeout": round_timeout, "min_sites": min_sites, "too_few": too_few, "guard": guard, "protection": protection,
         "site_state": site_state, "data": "" if example else data,
     }  # fmt: skip
@@ -104,7 +107,7 @@ def init(
         agreed = own(data, site="example", label=label, ignore=tuple(split_list(ignore or "")), schema=file).schema
     elif schema is not None:
         agreed = Schema.read(schema).as_json()
-    steps = list_steps(plan, folder, address, tls)
+    commands = list_steps(plan, folder, address, tls)
     for path in write_app(folder, plan, agreed):
         _say(str(path))
     if example:
@@ -112,7 +115,7 @@ def init(
         _say("merge-schemas`, make one that does: give it to --schema.")
     _say("\nIn every terminal first, or Flower reports its use to its makers:")
     _say("   export FLWR_TELEMETRY_ENABLED=0")
-    for number, step in enumerate(steps, 1):
+    for number, step in enumerate(commands, 1):
         _say(f"{number}. {step.what}:")
         for line in step.lines:
             _say(f"   {line}")

@@ -33,7 +33,11 @@ class Optional(NamedTuple):
     purpose: str  # what it is for
 
 
-OPTIONAL = {"flwr": Optional("flower", "real federations"), "datasets": Optional("data", "hub data")}
+OPTIONAL = {
+    "flwr": Optional("flower", "real federations"),
+    "datasets": Optional("data", "hub data"),
+    "optuna": Optional("tune", "tuning"),
+}
 
 
 class Finding(NamedTuple):

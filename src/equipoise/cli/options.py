@@ -9,8 +9,8 @@ from __future__ import annotations
 import functools
 import inspect
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
@@ -32,7 +32,7 @@ Dataset = Annotated[
         help="a data set (`equipoise datasets` lists them), a folder or table of your own, or an id of the Hugging Face hub"
     ),
 ]
-Out = Annotated[Path, typer.Option(help="where run folders go")]
+Out = Annotated[Path, typer.Option("--out", "-o", help="where run folders go")]
 DataDir = Annotated[Path | None, typer.Option(help="folder with the data sets' files [default: $EQUIPOISE_DATA]")]
 Plugins = Annotated[
     list[Path] | None, typer.Option(help="a Python file with methods of your own, imported first; may be repeated")
@@ -181,8 +181,8 @@ class TrainingOptions:
 
 
 @dataclass(frozen=True)
-class RunOptions:
-    """Options of a run that do not depend on the method."""
+class BasicOptions:
+    """Options of all runs, whatever is done with them."""
 
     rounds: Annotated[int | None, typer.Option(help="federated rounds [default: the data set's]")] = None
     participation: Annotated[
@@ -201,12 +201,54 @@ class RunOptions:
             "[default: what the data ask for]"
         ),
     ] = None
+    device: Annotated[str, typer.Option(help="cpu, cuda or mps")] = "cpu"
+    eval_every: Annotated[int, typer.Option(help="evaluate after every n rounds, and after the last one")] = 1
+    runner: Annotated[
+        str, typer.Option(help="auto, inline, vectorised, processes; distributed, if started by torchrun")
+    ] = "auto"
+    eval_clients: Annotated[
+        int | None, typer.Option(help="score so many clients, drawn by the seed [default: all]")
+    ] = None
+    hold_out: Annotated[
+        str,
+        typer.Option(help="clients that never train and are only scored: how many, or names of clients or domains"),
+    ] = ""
+    out: Out = Path("runs")
+
+    def check(self, mistakes: Mistakes) -> None:
+        """Note in `mistakes` every option whose value no run can have."""
+        from equipoise.engine.settings import check_option
+
+        for name in ("rounds", "participation", "eval_every", "eval_clients", "device", "loss"):
+            with mistakes.noted():
+                check_option(name, getattr(self, name))
+
+    def build_job(self, dataset: str, data: Federation, changes: dict[str, Any]) -> Job:
+        """A job with these options, of the default method and seed."""
+        from equipoise.engine.runners import RunnerName
+        from equipoise.study.jobs import Job
+
+        return Job(
+            dataset=dataset,
+            rounds=self.rounds,
+            participation=self.participation,
+            training=data.protocol.training.change(changes) if changes else None,
+            model=self.model,
+            runner=fit_to_type(self.runner, RunnerName, "--runner"),  # type: ignore[arg-type]
+            device=self.device,
+            eval_every=self.eval_every,
+            hold_out=self.hold_out or 0,
+            loss=self.loss,
+        )
+
+
+@dataclass(frozen=True)
+class RunOptions(BasicOptions):
+    """Options of a run that do not depend on the method."""
+
     metrics: Annotated[
         str | None, typer.Option(help="record these, too, separated by commas: precision, recall, f1, auc, pr_auc")
     ] = None
-    device: Annotated[str, typer.Option(help="cpu, cuda or mps")] = "cpu"
-    eval_every: Annotated[int, typer.Option(help="evaluate after every n rounds, and after the last one")] = 1
-    runner: Annotated[str, typer.Option(help="auto, inline, vectorised, processes")] = "auto"
     live: Annotated[
         str | None, typer.Option(help="watch the run in `mlflow` or `tensorboard`, or both, separated by a comma")
     ] = None
@@ -223,41 +265,18 @@ class RunOptions:
     until_flat: Annotated[
         bool, typer.Option("--until-flat", help="end each run when it has converged; --rounds is then a limit")
     ] = False
-    hold_out: Annotated[
-        str,
-        typer.Option(help="clients that never train and are only scored: how many, or names of clients or domains"),
-    ] = ""
-    out: Out = Path("runs")
-
-    def check(self, mistakes: Mistakes) -> None:
-        """Note in `mistakes` every option whose value no run can have."""
-        from equipoise.engine.settings import check_option
-
-        for name in ("rounds", "participation", "eval_every", "device", "loss"):
-            with mistakes.noted():
-                check_option(name, getattr(self, name))
 
     def build_job(self, dataset: str, data: Federation, changes: dict[str, Any]) -> Job:
         """A job with these options, of the default method and seed."""
-        from equipoise.engine.runners import RunnerName
         from equipoise.metrics import METRICS
-        from equipoise.study.jobs import Job
 
-        return Job(
-            dataset=dataset,
-            rounds=self.rounds,
-            participation=self.participation,
-            training=data.protocol.training.change(changes) if changes else None,
-            model=self.model,
-            runner=fit_to_type(self.runner, RunnerName, "--runner"),  # type: ignore[arg-type]
-            device=self.device,
-            eval_every=self.eval_every,
+        return replace(
+            super().build_job(dataset, data, changes),
             with_validation=self.validation,
             train_scores=self.train_scores,
             until_flat=self.until_flat,
-            hold_out=self.hold_out or 0,
-            loss=self.loss,
             metrics=pick_from(self.metrics, METRICS, "--metrics"),
+            eval_clients=self.eval_clients,
             live=self.views,
             keep=self.kinds,
         )
@@ -273,6 +292,30 @@ class RunOptions:
     def kinds(self) -> tuple[str, ...]:
         """What --keep asks to keep."""
         return pick_from(self.keep, KINDS, "--keep")
+
+
+def prepare(
+    dataset: str, methods: Sequence[str], options: BasicOptions, training: TrainingOptions, own: DataOptions
+) -> tuple[Federation, Job]:
+    """Load the data, and build a job for them. All that is wrong with the options is said in one error."""
+    from equipoise.methods import parse
+    from equipoise.study.experiment import load_or_look_up
+
+    mistakes = Mistakes()
+    changes = training.check_changes(mistakes)
+    source = own.name_source(dataset)
+    for text in methods:
+        with mistakes.noted():
+            parse(text)
+    options.check(mistakes)
+    data = None
+    with mistakes.noted():
+        data = load_or_look_up(source, mistakes)
+        if data is not None:
+            data.hold_out(options.hold_out)
+    mistakes.refuse()
+    assert data is not None
+    return data, options.build_job(source, data, changes)
 
 
 def pick_from(text: str | None, known: Iterable[str], option: str) -> tuple[str, ...]:

@@ -13,13 +13,15 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from equipoise.cli.screens import screen
+from equipoise.data.catalogue import list_words
 from equipoise.groups import RATES, bound_gap, explain_absence, find_worst, pool
 from equipoise.metrics import PLUS_MINUS, UNSEEN, figures
 from equipoise.runs.reading import Recorded
 from equipoise.schedules import CONSTANT
 from equipoise.study.comparison import Comparison
-from equipoise.study.report.figures import Study, average_by_domain
+from equipoise.study.report.figures import Study
 from equipoise.study.report.groups import build_gap_table, list_gaps, list_group_names, read_tallies, say_positive
+from equipoise.study.report.view import average_by_domain
 
 if TYPE_CHECKING:
     from equipoise.study.jobs import Job
@@ -135,12 +137,15 @@ def draw_comparison(table: Comparison, name: str, over: str = "domains", score: 
     """A comparison as the widest table that fits the terminal. Its figures are over domains, or over clients.
 
     If it is too wide with all domains and spreads, it is shown without the domains' spreads, then without the domains.
+    If it is too wide even so, the names of methods are broken: a figure is never cut off.
     """
     plain = tuple(column for column in table.columns if column in ("AVG", "STD", "MIN"))
     for columns, spreads in ((table.columns, table.columns), (table.columns, plain), (plain, plain)):
         shown = _draw_columns(table, name, over, score, columns, spreads)
         if Measurement.get(screen, screen.options.update(width=10_000), shown).maximum <= screen.width:
             return shown
+    shown.columns[0].no_wrap = False
+    shown.columns[0].overflow = "fold"
     return shown
 
 
@@ -191,7 +196,7 @@ def suggest_commands(job: Job, method: str) -> list[str]:
     held_out = job.hold_out if isinstance(job.hold_out, (int, str)) else ",".join(job.hold_out)
     schedule = job.training.schedule if job.training and job.training.schedule != CONSTANT else ""
     kept = {"loss": job.loss, "hold-out": held_out, "schedule": schedule}
-    dataset = shlex.quote(job.dataset)
+    dataset = shlex.join(list_words(job.dataset))
     dataset += "".join(f" --{name} {shlex.quote(str(value))}" for name, value in kept.items() if value)
     return [
         f'equipoise run {dataset} --method "{method}"     one method, client by client',

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from rich.console import Console
 from rich.markup import escape
 
+STOPPED = 130  # the exit code of a program that Ctrl-C ended
+
 screen = Console(highlight=False)
 errors = Console(stderr=True, highlight=False)
 

@@ -18,6 +18,7 @@ from equipoise.grammar import did_you_mean, fit_to_type
 
 if TYPE_CHECKING:
     from equipoise.study.report.figures import Rules
+    from equipoise.study.report.view import View
 
 Folders = Annotated[list[Path], typer.Argument(help="run folders, or folders that hold them")]
 Reference = Annotated[str | None, typer.Option(help="the method that the others are compared with [default: fedavg]")]
@@ -46,10 +47,29 @@ class JudgingOptions:
         return Rules(self.reference, self.average_limit / 100, self.client_limit / 100)
 
 
+@dataclass(frozen=True)
+class ViewOptions:
+    """Options that say over what figures are taken."""
+
+    over: Annotated[str, typer.Option(help="figures over `clients` or over `domains`")] = "clients"
+    ddof: Annotated[
+        int, typer.Option(help="divisor of standard deviations and variances: the number minus this", min=0, max=1)
+    ] = 0
+    last: Annotated[int, typer.Option(help="scores are means over so many evaluated rounds at the end", min=1)] = 1
+
+    @property
+    def view(self) -> View:
+        """The view that these options make."""
+        from equipoise.study.report.view import Over, View
+
+        return View(cast("Over", fit_to_type(self.over, Over, "--over")), self.ddof, self.last)
+
+
 @spread_options
 def report(
     runs: Folders,
     judging: JudgingOptions,
+    looking: ViewOptions,
     out: Annotated[Path, typer.Option("-o", "--out", help="the page; tables go beside it")] = Path("report.html"),
     diff: Annotated[
         Path | None, typer.Option(help="older runs: show what changed since, instead of the whole report")
@@ -64,11 +84,11 @@ def report(
     found, wrong = read_all(runs)
     say_notes(wrong)
     if diff is None:
-        files = write(found, out, wrong, judging.rules)
+        files = write(found, out, wrong, judging.rules, looking.view)
     else:
         earlier, unreadable = read_all([diff])
         say_notes(unreadable)
-        old, new = (group_studies(those, judging.rules) for those in (earlier, found))
+        old, new = (group_studies(those, judging.rules, looking.view) for those in (earlier, found))
         for line in tell_differences(old, new):
             screen.print(escape(line), soft_wrap=True)
         files = write_differences(old, new, out)
@@ -105,9 +125,11 @@ def verdict(
         raise typer.Exit(OBJECTED)
 
 
+@spread_options
 def plot(
     kind: Annotated[str, typer.Argument(help="which plot, or `all`")],
     runs: Folders,
+    looking: ViewOptions,
     out: Annotated[Path, typer.Option("-o", "--out", help="folder of the pictures")] = Path("plots"),
     reference: Reference = None,
 ) -> None:
@@ -124,7 +146,7 @@ def plot(
         )
     found, wrong = read_all(runs)
     say_notes(wrong)
-    groups = group_studies(found, Rules(reference))
+    groups = group_studies(found, Rules(reference), looking.view)
     charts = {"partitions": draw_partitions(groups)} if kind in ("all", "partitions") else {}
     for number, study in enumerate(groups):
         for name in PLOTS if kind == "all" else {kind} & set(PLOTS):

@@ -6,7 +6,7 @@ import shlex
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,30 +14,33 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from equipoise.cli.crew import Company, refuse_alone
 from equipoise.cli.options import (
     SAFE,
     DataOptions,
     Dataset,
     RunOptions,
     TrainingOptions,
+    prepare,
     read_seeds,
     spread_options,
     use_data_folder,
 )
-from equipoise.cli.screens import errors, say_notes, say_seconds, say_standing, screen
+from equipoise.cli.screens import STOPPED, errors, say_notes, say_seconds, say_standing, screen
+from equipoise.cli.several import SpreadOptions, submit_and_say
+from equipoise.cli.tune import carry_out_and_show
 from equipoise.errors import EquipoiseError, EquipoiseWarning
-from equipoise.grammar import Mistakes, split_list
+from equipoise.grammar import split_list
 
 if TYPE_CHECKING:
     from equipoise.data import Federation
-    from equipoise.engine import Checkpoints, RoundRecord
+    from equipoise.engine import Checkpoints, RoundRecord, Run
     from equipoise.study.experiment import Experiment
     from equipoise.study.jobs import Job, Outcome
     from equipoise.study.workers import Failure
     from equipoise.study.workers import Progress as Advance
 
 COMPARED = "fedavg,fedheal,fedequilibria,eagle,fedfe,f2dc"  # by `compare`, if no methods are named
-STOPPED = 130  # the exit code of a program that Ctrl-C ended
 
 
 @spread_options
@@ -47,6 +50,7 @@ def run(
     options: RunOptions,
     training: TrainingOptions,
     own: DataOptions,
+    spread: SpreadOptions,
     method: Annotated[str, typer.Option(help="a method, for example 'eagle + fedheal(tau=0.3)'")] = "fedavg",
     seed: Annotated[int, typer.Option(help="seed of everything random")] = 0,
     guard: Annotated[
@@ -76,12 +80,22 @@ def run(
         views, kinds = options.views, options.kinds
         experiment = read_experiment(Path(dataset))
         jobs = tuple(replace(job, live=views, keep=(*job.keep, *kinds)) for job in experiment.jobs)
-        _execute(replace(experiment, jobs=jobs), options.out, workers=None)
+        if jobs:
+            _execute(replace(experiment, jobs=jobs), options.out, workers=None, spread=spread)
+        for plan in spread.take_plans(experiment.plans):
+            carry_out_and_show(plan, experiment.data[plan.job.dataset], options.out)
         return
-    data, template = _prepare(dataset, [method], options, training, own)
+    if spread != SpreadOptions():
+        raise EquipoiseError(
+            "--shard and --slurm are for studies of several runs: for `compare`, or an experiment file."
+        )
+    company = Company.meet(options.runner)
+    data, template = company.do(lambda: prepare(dataset, [method], options, training, own))
     job = replace(template, method=method, seed=seed, guard=guard)
-    settings = job.settings(data)
-    finished = None if again else find_finished(job, settings, options.out)
+    settings = company.do(lambda: job.settings(data))
+    finished = None if again else company.ask_leader(lambda: find_finished(job, settings, options.out))
+    if finished is not None and not company.leads:
+        return
     if finished is not None:
         for shown in (draw_run(read(finished)), *draw_groups(read(finished))):
             screen.print(shown)
@@ -89,8 +103,12 @@ def run(
             f"This run was finished before, and stays. --again does it anew. Records: {finished}", soft_wrap=True
         )
         return
-    begun = prepare_simulation(settings)
-    checkpoint = _place_checkpoints(job, options.out, checkpoint_every, resume)
+    begun = company.do(lambda: prepare_simulation(settings))
+    checkpoint = company.ask_leader(lambda: _place_checkpoints(job, options.out, checkpoint_every, resume))
+    if not company.leads:
+        with company.say_once():
+            _help(begun, checkpoint)
+        return
     columns = (
         TextColumn("[bold]{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"),
         TimeRemainingColumn(),
@@ -106,10 +124,11 @@ def run(
                 bar.update(line, note=say_standing(*scored))
 
         try:
-            result, place = run_and_record(job, begun, options.out, show, checkpoint)
+            with company.say_once():
+                result, place = run_and_record(job, begun, options.out, show, checkpoint)
         except KeyboardInterrupt:
             bar.stop()
-            _say_how_to_resume(checkpoint)
+            _say_how_to_resume(checkpoint, is_alone=company.ranks is None)
             raise typer.Exit(STOPPED) from None
     say_notes((*data.notes, *result.warnings))
     for shown in (draw_run(read(place)), *draw_groups(read(place))):
@@ -117,9 +136,19 @@ def run(
     screen.print(f"{say_seconds(result.seconds)} with the {result.runner} runner. Records: {place}", soft_wrap=True)
 
 
+def _help(begun: Run, checkpoint: Checkpoints | None) -> None:
+    """Do this process's part of a run that another process records."""
+    from equipoise.engine.simulation import simulate
+
+    try:
+        simulate(begun, checkpoint=checkpoint)
+    except KeyboardInterrupt:
+        raise typer.Exit(STOPPED) from None
+
+
 def _refuse_beside_a_file(context: typer.Context) -> None:
     """Refuse options beside an experiment file, which says everything itself but where data and results are."""
-    free = {"dataset", "data_dir", "out", "live", "keep", "plugin"}
+    free = {"dataset", "data_dir", "out", "live", "keep", "plugin", *(f.name for f in fields(SpreadOptions))}
     sources = {name: context.get_parameter_source(name) for name in context.params if name not in free}
     given = [name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"]
     if given:
@@ -133,6 +162,7 @@ def compare(
     options: RunOptions,
     training: TrainingOptions,
     own: DataOptions,
+    spread: SpreadOptions,
     methods: Annotated[
         str | None, typer.Option(help=f"methods, separated by commas, or `all` [default: {COMPARED}]")
     ] = None,
@@ -150,7 +180,7 @@ def compare(
 
     numbers = read_seeds(seeds)
     wanted = list(METHODS) if methods == "all" else split_list(COMPARED if methods is None else methods)
-    data, template = _prepare(dataset, wanted, options, training, own)
+    data, template = prepare(dataset, wanted, options, training, own)
     names = list(dict.fromkeys(str(parse(text)) for text in wanted))
     if not names:
         raise EquipoiseError("Name at least one method, for example --methods fedavg,fedheal.")
@@ -158,49 +188,58 @@ def compare(
     called = {call.name for name in names for call in parse(name).calls[:1] if len(parse(name).calls) == 1}
     names += [reference for reference in ("fedavg", "local_only") if reference not in called]
     jobs = list_jobs(names, data, numbers, template)
-    _execute(Experiment(tuple(jobs), {template.dataset: data}), options.out, workers)
+    _execute(Experiment(tuple(jobs), {template.dataset: data}), options.out, workers, spread)
 
 
-def _prepare(
-    dataset: str, methods: Sequence[str], options: RunOptions, training: TrainingOptions, own: DataOptions
-) -> tuple[Federation, Job]:
-    """Load the data, and build a job for them. All that is wrong with the options is said in one error."""
-    from equipoise.methods import parse
-    from equipoise.study.experiment import load_or_look_up
-
-    mistakes = Mistakes()
-    changes = training.check_changes(mistakes)
-    source = own.name_source(dataset)
-    for text in methods:
-        with mistakes.noted():
-            parse(text)
-    options.check(mistakes)
-    data = None
-    with mistakes.noted():
-        data = load_or_look_up(source, mistakes)
-        if data is not None:
-            data.hold_out(options.hold_out)
-    mistakes.refuse()
-    assert data is not None
-    return data, options.build_job(source, data, changes)
-
-
-def _execute(experiment: Experiment, out: Path, workers: int | None) -> None:
-    """Do all runs, show a table per data set, and write the report."""
-    from equipoise.study.workers import Failure, execute_all
-
-    jobs, totals = experiment.jobs, []
+def _execute(experiment: Experiment, out: Path, workers: int | None, spread: SpreadOptions) -> None:
+    """Do all runs, or this machine's share of them, show a table per data set, and write the report; or let a queue do
+    them."""
+    queue, share = spread.queue, spread.share
+    if queue is not None:
+        submit_and_say(experiment, out, queue)
+        return
+    jobs, totals = tuple(share.take(experiment.jobs)), []
+    if not jobs:
+        screen.print(f"Shard {share} has no run: there are {len(experiment.jobs)}.")
+        return
+    experiment = replace(experiment, jobs=jobs)
     for job in jobs:
+        refuse_alone(job.runner, "many runs are done side by side on the cores there are. Leave the runner out.")
         protocol = experiment.data[job.dataset].protocol
         totals.append(protocol.rounds if job.rounds is None else job.rounds)
     for dataset, data in experiment.data.items():
         mine = [job for job in jobs if job.dataset == dataset]
+        if not mine:
+            continue
         counts = len({job.method for job in mine}), len({job.seed for job in mine})
         trained = data.hold_out(mine[0].hold_out)
         domains = {client.domain for client in trained.clients if client.domain}
         held = f"{len(trained)} clients, {len(domains)} domains" if domains else f"{len(trained)} clients"
         held += f", {len(trained.unseen)} held out" if trained.unseen else ""
         screen.print(f"{held}, {counts[0]} methods x {counts[1]} seeds, {totals[jobs.index(mine[0])]} rounds each.")
+    outcomes, failures, stopped = do_runs(jobs, totals, out, workers)
+    _say_what_was_noted(experiment, outcomes, failures)
+    if outcomes and share.is_whole:
+        _show_outcomes(experiment, outcomes, out)
+    elif outcomes:
+        screen.print(
+            f"Shard {share}: {len(outcomes)} of its {len(jobs)} runs are finished and stored in {out}/. When all shards are: "
+            f"equipoise report {out} -o {out}/report.html",
+            soft_wrap=True,
+        )
+    if stopped:
+        errors.print(f"Stopped. {len(outcomes)} of {len(jobs)} runs are finished and stored in {out}/.")
+        raise typer.Exit(STOPPED)
+    if failures:
+        raise typer.Exit(1)
+
+
+def do_runs(
+    jobs: Sequence[Job], totals: Sequence[int], out: Path, workers: int | None
+) -> tuple[list[Outcome], list[Failure], bool]:
+    """Do all runs under a progress bar. `totals` are their rounds. The last value is whether the user stopped them."""
+    from equipoise.study.workers import Failure, execute_all
+
     outcomes: list[Outcome] = []
     failures: list[Failure] = []
     stopped = False
@@ -219,14 +258,7 @@ def _execute(experiment: Experiment, out: Path, workers: int | None) -> None:
                     outcomes.append(found)
         except KeyboardInterrupt:
             stopped = True
-    _say_what_was_noted(experiment, outcomes, failures)
-    if outcomes:
-        _show_outcomes(experiment, outcomes, out)
-    if stopped:
-        errors.print(f"Stopped. {len(outcomes)} of {len(jobs)} runs are finished and stored in {out}/.")
-        raise typer.Exit(STOPPED)
-    if failures:
-        raise typer.Exit(1)
+    return outcomes, failures, stopped
 
 
 def _say_what_was_noted(experiment: Experiment, outcomes: Sequence[Outcome], failures: Sequence[Failure]) -> None:
@@ -320,15 +352,19 @@ def _place_checkpoints(job: Job, out: Path, every: int, resume: bool) -> Checkpo
     return None
 
 
-def _say_how_to_resume(checkpoint: Checkpoints | None) -> None:
+def _say_how_to_resume(checkpoint: Checkpoints | None, is_alone: bool) -> None:
     from equipoise.engine.checkpoints import find_saved
 
     places = find_saved(Path(checkpoint.folder)) if checkpoint is not None else []
     if not places:
         errors.print("Stopped. There is no checkpoint to go on from.")
         return
+    done = f"Stopped after round {int(places[-1].name[-8:])}."
+    if not is_alone:  # with any number of processes, which torchrun was told
+        errors.print(f"{done} Go on with the same command and --resume.", soft_wrap=True)
+        return
     command = shlex.join(["equipoise", *(word for word in sys.argv[1:] if word != "--resume"), "--resume"])
-    errors.print(f"Stopped after round {int(places[-1].name[-8:])}. Go on with:\n  {escape(command)}", soft_wrap=True)
+    errors.print(f"{done} Go on with:\n  {escape(command)}", soft_wrap=True)
 
 
 def _select_applicable(names: Sequence[str], data: Federation, job: Job, by_default: bool) -> list[str]:

@@ -31,6 +31,7 @@ from equipoise.errors import EquipoiseError
 from equipoise.grammar import Call, Entry, Registry, parse_one
 
 DATASETS: Registry[Federation] = Registry("dataset")
+PER_RUN = "run"  # as the seed of a data set: it is drawn anew for each run, with the run's seed
 NAMED = re.compile(r"\s*([A-Za-z_][\w-]*)\s*(\(.*\))?\s*", re.DOTALL)  # a name, with or without arguments
 
 
@@ -125,8 +126,29 @@ def add_options(text: str, options: Mapping[str, object]) -> str:
     return text
 
 
+def list_words(text: str) -> list[str]:
+    """The words of a command line that name this data set: those of `add_options` taken apart again.
+
+    >>> list_words("own(path='./table.csv', target=('asthma', 'gout'), drop_missing=True)")
+    ['./table.csv', '--target', 'asthma,gout', '--drop-missing']
+    >>> list_words("digits(preset='cpu')")
+    ["digits(preset='cpu')"]
+    """
+    if _plain_name(text) != "own":
+        return [text]
+    given = dict(parse_one(text, "data set", "scanners").arguments)
+    words = [str(given.pop("path"))]
+    for name, value in given.items():
+        words.append(f"--{name.replace('_', '-')}")
+        if value is not True:
+            words.append(",".join(map(str, value)) if isinstance(value, tuple) else str(value))
+    return words
+
+
 def load_federation(text: str) -> Federation:
     """A federation from text: a data set such as `gaussians(rotate=2)`, or the path of your own data.
+
+    With `seed='run'`, as in `emnist(seed='run')`, a run draws the data set with its own seed.
 
     >>> len(load_federation("gaussians"))
     3
@@ -136,11 +158,17 @@ def load_federation(text: str) -> Federation:
     named = NAMED.fullmatch(text)  # names of data sets may have hyphens, which the grammar of methods does not know
     call = parse_one(named[1].replace("-", "_") + (named[2] or "") if named else text, "data set", "scanners")
     entry = DATASETS.find(call.name.replace("_", "-"))
-    data = entry.function(**entry.check(dict(call.arguments)))
+    given = dict(call.arguments)
     is_own = entry.function is own  # records are passed on: they must not tell where a user's files are
     hidden = ("path", "schema") if is_own else ()
     arguments = ", ".join(f"{name}={value!r}" for name, value in call.arguments if name not in hidden)
-    seed = dict(call.arguments).get("seed", 0)
-    return replace(
-        data, arguments=arguments, dataset="" if is_own else entry.name, seed=seed if isinstance(seed, int) else 0
-    )
+
+    def draw(seed: int) -> Federation:
+        checked = entry.check({**given, **({"seed": seed} if "seed" in given else {})})
+        data = entry.function(**checked)
+        return replace(data, arguments=arguments, dataset="" if is_own else entry.name, seed=seed)
+
+    if given.get("seed") == PER_RUN and "seed" in entry.parameters:
+        return replace(draw(0), redraw=draw)
+    seed = entry.check(given).get("seed", 0)
+    return draw(seed if isinstance(seed, int) else 0)

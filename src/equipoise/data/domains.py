@@ -11,7 +11,8 @@ from torch import Tensor
 
 from equipoise import seeds
 from equipoise.data.cache import PictureSet, open_pool
-from equipoise.data.federation import Client, Federation, Protocol
+from equipoise.data.clients import Client
+from equipoise.data.federation import Federation, Protocol
 from equipoise.data.files import find_images
 from equipoise.data.images import IMAGENET, Images
 from equipoise.data.partitions import of_domain, stratified

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 import torch
@@ -17,35 +17,17 @@ from torch import Tensor
 from equipoise import seeds
 from equipoise.data import partitions
 from equipoise.data.arrays import Arrays, Groups, Pool, standardise
+from equipoise.data.clients import NOTHING, Client, Crowd, Identity, Integers, Split
 from equipoise.data.remarks import remark_on_clients
 from equipoise.errors import EquipoiseError
 from equipoise.grammar import did_you_mean, join_words, require
 from equipoise.losses import USUAL, Target
+from equipoise.metrics import POOLED
 from equipoise.training import Training
 
-Split = Literal["train", "validation", "test"]
 HoldOut = int | str | Sequence[str]  # how many clients never train; or names of clients or domains, or text with commas
-NOTHING = torch.zeros(0, dtype=torch.long)
+SCORED_OF_CROWD = 1000  # clients of a crowd that are scored, unless a run says otherwise
 NO_CLIENTS = "A federation needs at least one client. Found none."
-
-
-@dataclass(frozen=True, eq=False)
-class Client:
-    """A data owner: its name, and the positions of its samples in the federation's pool.
-
-    Clients of one domain may share a test set: they then hold the same tensor.
-    """
-
-    name: str
-    train: Tensor  # positions of its training samples
-    validation: Tensor = NOTHING  # positions of its validation samples
-    test: Tensor = NOTHING  # positions of its test samples
-    domain: str = ""  # the kind of data that it holds; empty: it is a domain of its own
-    joins: int = 0  # the first round in which it can take part, counted from 0
-
-    def split(self, name: Split) -> Tensor:
-        """The positions of its training, validation or test samples."""
-        return {"train": self.train, "validation": self.validation, "test": self.test}[name]
 
 
 @dataclass(frozen=True)
@@ -59,6 +41,8 @@ class Protocol:
     name: str = "default"  # of the protocol, as records tell it
     note: str = ""  # what a reader of results should know about it
     loss: str = "cross_entropy"  # what clients minimise, as text
+    # The first model is the one after `torch.manual_seed(this + the run's seed)`, as in a public code; None: ours.
+    torch_seed: int | None = None
 
 
 class Preparation:
@@ -92,7 +76,7 @@ class Federation:
     # Their targets: [n] positions in `classes`; [n] standardised floating-point numbers, `(number - centre) / spread`;
     # or [n, labels] floating-point zeros and ones.
     y: Tensor
-    clients: tuple[Client, ...]
+    clients: tuple[Client, ...] | Crowd
     classes: tuple[str, ...]  # the names of the classes, of the labels, or of the one number to predict
     protocol: Protocol = field(default_factory=Protocol)  # how the data are meant to be trained
     preparation: Preparation = field(default_factory=Preparation)  # how samples become what the model sees
@@ -107,11 +91,16 @@ class Federation:
     centre: float = 0.0  # of a number to predict: it is `centre + spread * y`
     spread: float = 1.0
     groups: Groups | None = None  # which group each sample is in; None: samples are in none
+    # Draws the same data set with another seed, for data that are drawn anew for each seed of a run; None: they are not.
+    redraw: Callable[[int], Federation] | None = None
+    redrawn: bool = False  # these were drawn for the seed of a run
     # [n], the numbers to predict as they were given, where centre and spread come from the training clients: they are
     # found again if a client is held out. None where they were agreed on before, and for other targets.
     numbers: Tensor | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.clients, Crowd):  # which has looked at itself, and numbers its clients
+            return
         twins = [name for name, count in Counter(c.name for c in (*self.clients, *self.unseen)).items() if count > 1]
         if twins:
             raise EquipoiseError(f"Client names must differ. Found `{twins[0]}` more than once.")
@@ -130,6 +119,17 @@ class Federation:
         """The domains, in the order of the clients. A client without a domain is a domain of its own."""
         return tuple(dict.fromkeys(client.domain or client.name for client in self.clients))
 
+    @property
+    def domain_count(self) -> int:
+        """The number of domains."""
+        return len(self.clients) if isinstance(self.clients, Crowd) else len(self.domains)
+
+    def count(self, split: Split) -> Integers:
+        """How many samples of a split each client has, `[clients]`."""
+        if isinstance(self.clients, Crowd):
+            return self.clients.count(split)
+        return np.array([len(client.split(split)) for client in self.clients])
+
     def available(self, round: int) -> Sequence[int]:
         """The numbers of the clients that can take part in a round. Rounds are counted from 0."""
         joins = self._joins
@@ -142,7 +142,7 @@ class Federation:
 
     @cached_property
     def _joins(self) -> NDArray[np.int64]:
-        return np.array([client.joins for client in self.clients])
+        return np.zeros(1, int) if isinstance(self.clients, Crowd) else np.array([c.joins for c in self.clients])
 
     @property
     def target(self) -> Target:
@@ -159,27 +159,29 @@ class Federation:
     @property
     def total_samples(self) -> int:
         """The number of training samples of all clients together."""
-        return sum(len(client.train) for client in self.clients)
+        return int(self.count("train").sum())
 
     def example(self) -> Tensor:
         """Two prepared samples, from which a model learns the shape of its input."""
         x = self.x[:2] if len(self.x) > 1 else self.x[[0, 0]]
         return self.preparation.evaluation(x)
 
-    def class_counts(self, split: Split = "train") -> Tensor:
-        """Samples of each class, or with each label, at each client, [clients, classes]; all samples for a number."""
-        held = [self.y[client.split(split)] for client in self.clients]
+    def class_counts(self, split: Split = "train", clients: Sequence[Client] | None = None) -> Tensor:
+        """Samples of each class, or with each label, at each client, or at these, [clients, classes]; all samples for a
+        number."""
+        held = [self.y[client.split(split)] for client in (self.clients if clients is None else clients)]
         if self.target == "classes":
             return torch.stack([torch.bincount(y, minlength=len(self.classes)) for y in held])
         return torch.stack([y.sum(0).long() if y.dim() == 2 else torch.tensor([len(y)]) for y in held])
 
     @cached_property
-    def training_positions(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """The training positions of all clients in one array, and where each client's begin (and the last one's
-        end)."""
-        sizes = [len(client.train) for client in self.clients]
+    def training_positions(self) -> tuple[Integers | Identity, Integers, Integers]:
+        """The training positions of all clients in one array, where each client's begin in it, and how many it has."""
+        if isinstance(self.clients, Crowd):
+            return Identity(), self.clients.starts, self.clients.train
+        sizes = self.count("train")
         whole = torch.cat([client.train for client in self.clients]).cpu().numpy()
-        return whole, np.concatenate([[0], np.cumsum(sizes)])
+        return whole, np.concatenate([[0], np.cumsum(sizes)[:-1]]), sizes
 
     @cached_property
     def pool_digest(self) -> str:
@@ -195,7 +197,10 @@ class Federation:
     def fingerprint(self) -> str:
         """A hash of the pool and of the partition: two runs with equal fingerprints used the same data."""
         digest = hashlib.sha256(repr((self.classes, self.pool_digest)).encode())
-        digest.update(repr([(client.name, client.domain, client.joins) for client in self.clients]).encode())
+        if not isinstance(self.clients, Crowd):
+            digest.update(repr([(client.name, client.domain, client.joins) for client in self.clients]).encode())
+            if any(client.optimum is not None for client in self.clients):
+                digest.update(repr([client.optimum for client in self.clients]).encode())
         digest.update(self.partition.encode())
         if self.unseen:
             held = [client.name for client in self.unseen]
@@ -205,6 +210,8 @@ class Federation:
     @cached_property
     def partition(self) -> str:
         """A hash of who holds which samples, whatever the samples are."""
+        if isinstance(self.clients, Crowd):
+            return self.clients.digest
         return self._hash_positions([c.split(name) for c in self.clients for name in get_args(Split)])
 
     def _hash_positions(self, parts: Sequence[Tensor]) -> str:
@@ -213,11 +220,17 @@ class Federation:
         return partitions.hash_partition(known)
 
     # ------------------------------------------------------------------ other federations made from this one
+    def draw_for(self, seed: int) -> Federation:
+        """The data of a run with this seed: drawn anew if the data set says `seed='run'`, otherwise these."""
+        return self if self.redraw is None else replace(self.redraw(seed), redrawn=True)
+
     def with_validation(self, share: float = 0.2, seed: int = 0) -> Federation:
         """The same federation, where every client without a validation part sets aside a share of its training data.
 
         A client with a single sample cannot set one aside: it validates on the sample that it trains on.
         """
+        if isinstance(self.clients, Crowd):  # its last training samples, because they lie side by side
+            return replace(self, clients=self.clients.set_aside(share), digest=self.pool_digest)
         clients = tuple(_set_aside(client, share, seed) for client in self.clients)
         return replace(self, clients=clients, digest=self.pool_digest)
 
@@ -235,9 +248,16 @@ class Federation:
         """
         if isinstance(which, str) and which.strip().isdecimal():
             which = int(which)
+        if which == 0:
+            return self
         names = self._draw_held_out(which) if isinstance(which, int) else _split_names(which)
         if not names:
             return self
+        if isinstance(self.clients, Crowd):
+            raise EquipoiseError(
+                f"Clients of a crowd cannot be held out: their samples lie side by side. Found hold_out={which!r}: build the "
+                "federation without them."
+            )
         held = {client.name for client in self.clients if {client.name, client.domain} & set(names)}
         known = dict.fromkeys((*(client.name for client in self.clients), *self.domains))
         for name in names:
@@ -278,9 +298,51 @@ class Federation:
         """The same data at one client that holds all of them: what the reference method `centralised` trains on."""
         train = torch.cat([client.train for client in self.clients])
         validation = torch.cat([client.validation for client in self.clients])
-        return replace(self, clients=(Client("pooled", train, validation),))
+        return replace(self, clients=(Client(POOLED, train, validation),))
 
     # ------------------------------------------------------------------ a user's own arrays
+    @classmethod
+    def from_pool(
+        cls,
+        x: Tensor,
+        y: Tensor,
+        *,
+        train: int | Sequence[int],
+        test: int | Sequence[int],
+        classes: int | Sequence[str],
+        name: str = "own pool",
+        protocol: Protocol | None = None,
+        digest: str = "",
+    ) -> Federation:
+        """A federation of very many clients, whose samples lie one after the other: for each its training samples, then
+        its test samples.
+
+        `x [n, ...]` and `y [n]` may be memory-mapped (`torch.from_file`), and no client is made before it is needed.
+        `train` and `test` are how many samples each client has: one number for all, or one per client. `classes` is the
+        number of classes, or their names. `digest` names the content of the pool, so that it need not be read for a hash.
+        Scores are those of a sample of the clients, see `docs/scale.md`.
+
+        >>> pool = torch.randn(60, 3), torch.arange(60) % 2
+        >>> federation = Federation.from_pool(*pool, train=4, test=2, classes=2)
+        >>> len(federation), federation.clients[7].train, federation.clients[7].test
+        (10, tensor([42, 43, 44, 45]), tensor([46, 47]))
+        """
+        if isinstance(train, int) and isinstance(test, int):
+            require(train >= 1, "train", "at least 1", train)
+            require(test >= 0, "test", "at least 0", test)
+            held = [np.full(len(x) // (train + test), one, dtype=np.int64) for one in (train, test)]
+        else:
+            count = len(train) if not isinstance(train, int) else len(test) if not isinstance(test, int) else 0
+            held = [np.broadcast_to(np.asarray(one, dtype=np.int64), (count,)) for one in (train, test)]
+        sizes = held[0] + held[1]
+        if not len(sizes) or int(sizes.sum()) != len(x) or len(x) != len(y):
+            raise EquipoiseError(
+                f"The clients' samples must be all of the pool: {int(sizes.sum())} are dealt out, x has {len(x)}, y {len(y)}."
+            )
+        names = tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(classes)
+        crowd = Crowd(np.concatenate([[0], np.cumsum(sizes)[:-1]]), held[0], np.zeros_like(sizes), held[1])
+        return cls(name, x, y, crowd, names, protocol or Protocol(), digest=digest)
+
     @classmethod
     def from_tensors(
         cls,
@@ -292,6 +354,7 @@ class Federation:
         classes: int | Sequence[str] | None = None,
         target: Target = "classes",
         joins: Mapping[str, int] | None = None,
+        optima: Mapping[str, float] | None = None,
         test_share: float = 0.2,
         seed: int = 0,
         name: str = "own data",
@@ -307,8 +370,9 @@ class Federation:
 
         `validation` and `test` are held out in the same form. Without `test`, `test_share` of each client's samples is
         set aside for testing (none where it has a single one). `domains` gives each client's domain, `joins` the first
-        round in which it can take part; `classes` is the number of classes, or their names. A third array per client
-        puts its samples into groups, such as `["f", "m", "f"]`, which are compared and never enter the model.
+        round in which it can take part, `optima` the smallest loss that it can reach alone, where it knows it; `classes`
+        is the number of classes, or their names. A third array per client puts its samples into groups, such as
+        `["f", "m", "f"]`, which are compared and never enter the model.
 
         >>> import torch
         >>> x, y = torch.randn(20, 3), torch.arange(20) % 2
@@ -321,7 +385,8 @@ class Federation:
             raise EquipoiseError(NO_CLIENTS)
         require(0 <= test_share < 1, "test_share", "at least 0 and below 1", test_share)
         names = [client for client, _ in pairs]
-        for other, what in ((test, "test"), (validation, "validation"), (domains, "domains"), (joins, "joins")):
+        given = {"test": test, "validation": validation, "domains": domains, "joins": joins, "optima": optima}
+        for what, other in given.items():
             for unknown in set(other or {}) - set(names):
                 raise EquipoiseError(f"`{what}` names the client `{unknown}`, which is not in `train`.")
         pool = Pool(target)
@@ -335,7 +400,7 @@ class Federation:
             if not test and test_share > 0:
                 index, tested = _divide(index, test_share, seed, client, "test")
             domain, joined = (domains or {}).get(client, ""), (joins or {}).get(client, 0)
-            clients.append(Client(client, index, held_out, tested, domain, joined))
+            clients.append(Client(client, index, held_out, tested, domain, joined, (optima or {}).get(client)))
         x, y, class_names = pool.finish(classes)
         numbers, centre, spread = (y if target == "number" else None), 0.0, 1.0
         if numbers is not None:
@@ -347,6 +412,16 @@ class Federation:
             name, x, y, tuple(clients), class_names, plan, notes=tuple(notes), centre=centre, spread=spread,
             groups=pool.name_groups(), numbers=numbers,
         )  # fmt: skip
+
+
+def draw_scored(federation: Federation, count: int | None, seed: int) -> Sequence[int]:
+    """The numbers of the clients that a run scores: `count` of them, drawn by the run's seed; all, if it is None and they
+    are no crowd."""
+    if count is None:
+        count = SCORED_OF_CROWD if isinstance(federation.clients, Crowd) else len(federation)
+    return (
+        range(len(federation)) if count >= len(federation) else seeds.draw_few(len(federation), count, seed, "scored")
+    )
 
 
 def find_scored(client: Client) -> Tensor:

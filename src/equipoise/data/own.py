@@ -16,7 +16,8 @@ from torch import Tensor
 
 from equipoise.data.arrays import standardise
 from equipoise.data.cache import UNREAD, Pictures, PictureSet, open_pool
-from equipoise.data.federation import Client, Federation, Preparation, Protocol, Split, number_parts
+from equipoise.data.clients import Client, Split
+from equipoise.data.federation import Federation, Preparation, Protocol, number_parts
 from equipoise.data.images import Images
 from equipoise.data.missing import drop_missing as leave_out
 from equipoise.data.missing import note_missing

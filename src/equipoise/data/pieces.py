@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from equipoise.data.federation import Split
+from equipoise.data.clients import Split
 from equipoise.data.files import IMAGES, TABLES, find_images, list_images, name_row, read_rows, read_table
 from equipoise.data.sources import downloads, find_hub_tables, store
 from equipoise.errors import EquipoiseError

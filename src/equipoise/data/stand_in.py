@@ -12,7 +12,8 @@ from typing import Any, get_args
 import torch
 
 from equipoise.data.arrays import Groups
-from equipoise.data.federation import NOTHING, Client, Federation, Protocol, Split
+from equipoise.data.clients import NOTHING, Client, Split
+from equipoise.data.federation import Federation, Protocol
 from equipoise.data.images import rebuild_preparation
 from equipoise.data.tables import Schema, compare_schemas
 from equipoise.errors import EquipoiseError

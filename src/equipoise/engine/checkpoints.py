@@ -52,9 +52,15 @@ class Checkpoints:
     folder: Path | str  # for this run alone
     every: int = 1  # rounds between two checkpoints
     resume: bool = False  # go on from the newest good one; otherwise an unfinished run in the folder is an error
+    pause: int | None = None  # the round after which the run pauses: resuming it gives what it would have given
 
     def __post_init__(self) -> None:
         require(self.every >= 1, "checkpoint every", "at least 1", self.every)
+        require(self.pause is None or self.pause >= 1, "pause", "at least 1, or None", self.pause)
+
+    def is_due(self, done: int) -> bool:
+        """Whether a checkpoint is to be written after so many rounds."""
+        return done % self.every == 0 or done == self.pause
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,13 +10,15 @@ simulation, whose answers come from the library itself, needs only this second c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from equipoise.columns import ALL, Columns
+from equipoise.data.clients import Integers
 from equipoise.grammar import require
 from equipoise.method import Method
 from equipoise.roles import Phase
@@ -110,9 +112,27 @@ def expect(
     )
 
 
-def count_declared_samples(task: Task) -> dict[int, float]:
+class _Counts(Mapping[int, float]):
+    """A number per client, kept in an array."""
+
+    def __init__(self, values: Integers) -> None:
+        self.values_of = values
+
+    def __getitem__(self, client: int) -> float:
+        if not 0 <= client < len(self.values_of):
+            raise KeyError(client)
+        return float(self.values_of[client])
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self.values_of)))
+
+    def __len__(self) -> int:
+        return len(self.values_of)
+
+
+def count_declared_samples(task: Task) -> Mapping[int, float]:
     """How many training samples each client has, as far as the server knows."""
-    return {number: float(len(client.train)) for number, client in enumerate(task.federation.clients)}
+    return _Counts(task.federation.count("train"))
 
 
 # --------------------------------------------------------------------------- single answers, from anywhere
@@ -276,22 +296,22 @@ def check_numbers(
         infinite.update(bad.nonzero().flatten().tolist())
 
     for name, value in replies.reports.items():
-        refuse_infinite(~_finite(value), f"report `{name}`")
+        refuse_infinite(~_finite(value, find_columns(replies, name)), f"report `{name}`")
     for name, value in replies.buffers.items():
         refuse_infinite(~_finite(value), f"buffer `{name}`")
-    norms = None if replies.updates is None else Updates(replies.updates).norms()
+    norms = None if replies.updates is None else Updates(replies.updates, columns=replies.columns).norms()
     if norms is not None and replies.updates is not None:
         bad = ~torch.isfinite(norms)  # a norm may overflow although the update does not
         for place in bad.nonzero().flatten().tolist():
-            bad[place] = not bool(torch.isfinite(replies.updates[place]).all())
+            bad[place] = not bool(_finite(replies.updates[place][None], replies.columns))
         refuse_infinite(bad, "the update")
     _check_samples(replies, wanted.samples, refuse)
     for name, value in replies.reports.items():
-        if REPORTS[name].is_loss:
-            loss = value.double()
-            refuse(loss < 0, f"report `{name}` is negative")
-            if checks.loss is not None:
-                refuse(_beyond(loss, checks.loss, why), f"report `{name}` is over {checks.loss:g} times the median")
+        impossible = REPORTS[name].find_impossible(value).reshape(len(value), -1).any(1)
+        refuse(impossible, f"report `{name}` is {'not above zero' if REPORTS[name].is_positive else 'negative'}")
+        if REPORTS[name].is_loss and checks.loss is not None:
+            far = _beyond(value.double(), checks.loss, why)
+            refuse(far, f"report `{name}` is over {checks.loss:g} times the median")
     if checks.norm is not None:
         if norms is not None:
             refuse(
@@ -300,7 +320,7 @@ def check_numbers(
         for name, value in replies.reports.items():
             if REPORTS[name].length_power:
                 limit = checks.norm ** REPORTS[name].length_power
-                far = _beyond(_lengths(value), limit, why)
+                far = _beyond(_lengths(value, find_columns(replies, name)), limit, why)
                 refuse(far, f"report `{name}` is over {limit:g} times as large as the median one")
         for name, value in replies.buffers.items():
             if not value.is_floating_point():  # a counter, of batches for example, has no usual size
@@ -325,15 +345,21 @@ def select_places(replies: Replies, places: Sequence[int]) -> Replies | None:
         {name: value[chosen] for name, value in replies.reports.items()},
         None if replies.updates is None else replies.updates[chosen],
         {name: value[chosen] for name, value in replies.buffers.items()},
+        columns=replies.columns,
     )
 
 
 def is_sum_finite(replies: Replies) -> bool:
     """Whether a sum of updates is finite, and so every update in it."""
-    return replies.total is None or bool(torch.isfinite(replies.total).all())
+    return replies.total is None or bool(_finite(replies.total[None], replies.columns))
 
 
-def _finite(value: Tensor) -> Tensor:
+def find_columns(replies: Replies, report: str) -> Columns:
+    """Which columns of a report are here: those of the updates, if it has an entry per parameter; otherwise all."""
+    return replies.columns if REPORTS[report].has_columns else ALL
+
+
+def _finite(value: Tensor, columns: Columns = ALL) -> Tensor:
     """Which clients' values are finite, [m]. The sum of a row is checked first; only if it is not finite, all values
     are."""
     if not value.is_floating_point():
@@ -342,11 +368,11 @@ def _finite(value: Tensor) -> Tensor:
     sure = torch.isfinite(rows.sum(1))
     for place in (~sure).nonzero().flatten().tolist():
         sure[place] = torch.isfinite(rows[place]).all()
-    return sure
+    return columns.add_up((~sure).double()) == 0
 
 
-def _lengths(value: Tensor) -> Tensor:
-    return value.double().reshape(len(value), -1).norm(dim=1)
+def _lengths(value: Tensor, columns: Columns = ALL) -> Tensor:
+    return columns.length(value.double().reshape(len(value), -1))
 
 
 def _beyond(values: Tensor, limit: float, refused: Mapping[int, str], at_least: float = 0.0) -> Tensor:

@@ -4,14 +4,17 @@ differ in their desk alone."""
 from __future__ import annotations
 
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
+from equipoise.engine.checkpoints import Snapshot
 from equipoise.engine.checks import Checks, Expected, Refusal, check_numbers, is_sum_finite
 from equipoise.engine.result import Rejection, RoundRecord, Run
 from equipoise.engine.runners import Errand, Runner
-from equipoise.rounds.evaluation import SCORED, Score, evaluate
+from equipoise.rounds.evaluation import SCORED, Score, evaluate, evaluate_unseen
 from equipoise.types import ClientState, Replies, Server
+
+Found = TypeVar("Found")
 
 
 class Heard(NamedTuple):
@@ -51,8 +54,54 @@ class Desk(Protocol):
         """Take note that the answers of these clients counted in this round."""
         ...
 
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes what the run leaves behind. In a run over several processes one of them does."""
+        ...
 
-class SimulatedDesk:
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other process takes part in this loop."""
+        ...
+
+    def lead(self, work: Callable[[], Found]) -> Found | None:
+        """Do some work at the process that leads: what it gives there, None elsewhere. If it fails, it is an error
+        everywhere."""
+        ...
+
+    def bring_together(
+        self, server: Server, states: Mapping[int, ClientState]
+    ) -> tuple[Server, Mapping[int, ClientState]]:
+        """Everything that the processes of the run remember, at the one that leads."""
+        ...
+
+    def deal_out(self, start: Snapshot) -> Snapshot:
+        """The inverse: what this process is to remember of the snapshot that the leading one gives."""
+        ...
+
+
+class LoneDesk:
+    """What a desk is that no other process sits at."""
+
+    leads = True
+    is_alone = True
+
+    def lead(self, work: Callable[[], Found]) -> Found | None:
+        """Do the work."""
+        return work()
+
+    def bring_together(
+        self, server: Server, states: Mapping[int, ClientState]
+    ) -> tuple[Server, Mapping[int, ClientState]]:
+        """All of it is here."""
+        return server, states
+
+    def deal_out(self, start: Snapshot) -> Snapshot:
+        """All of it stays here."""
+        return start
+
+
+class SimulatedDesk(LoneDesk):
     """The desk of a simulation: a runner computes what the clients answer, and all are always present."""
 
     def __init__(self, run: Run, compute: Runner) -> None:
@@ -99,7 +148,12 @@ class SimulatedDesk:
         data unless the settings say otherwise."""
         run = self.run
         current = ChainMap(dict(kept), states)  # type: ignore[arg-type]  # it is only read
-        return evaluate(run.method, run.task, server, current, run.federation, self.splits), []
+        scored = run.settings.scored
+        some = None if len(scored) == len(run.federation) else scored
+        found = evaluate(run.method, run.task, server, current, run.federation, self.splits, clients=some)
+        if some is not None:
+            found += evaluate_unseen(run.method, run.task, server, current, run.federation, run.federation.unseen)
+        return found, []
 
     def count(self, clients: Sequence[int], round: int) -> None:
         """Nothing to do: the loop itself keeps the clients' states."""

@@ -2,7 +2,7 @@
 
 Fair methods give more weight to a client that says that it fares badly, and so to one that lies. The guard limits
 everything that drives weight, in front of any method. A loss is clipped to a robust range of all losses in the round, and
-may not rise by more than a factor per round. Declared samples are clipped to a multiple of the median, and so are the
+may not rise by more than a factor per round. Declared counts are clipped to a multiple of the median, and so are the
 lengths of updates and of reports such as Fisher information, which may not be far below the others', either. And no
 weighting gives a client more than a cap. An honest client that is unlike the others pays for this, too:
 `docs/reliability.md` says how much.
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from equipoise.engine.checks import COHORT
+from equipoise.engine.checks import COHORT, find_columns
 from equipoise.errors import EquipoiseError
 from equipoise.grammar import require
 from equipoise.method import Method
@@ -38,7 +38,8 @@ class Guard:
     # the samples that are believed, if that is more.
     share: float = 2.0
     # Largest loss: this many medians, or this many robust standard deviations beyond the median. Largest number of samples
-    # and size of a report such as Fisher information: this many medians; the latter's smallest: the median over this.
+    # (or other count) and size of a report such as Fisher information: this many medians; the latter's smallest: the
+    # median over this.
     clip: float = 3.0
     climb: float = 2.0  # largest factor from a client's last loss to the next, for losses above the round's median
     length: float = 3.0  # largest length of an update, in medians of the round
@@ -80,21 +81,19 @@ def clip_replies(guard: Guard, server: Server, replies: Replies) -> tuple[Server
             memory[name] = last.put(replies.clients, heard)
             if note(said, heard, f"reported {name}"):
                 reports[name] = heard.to(value.dtype)
-        elif name == "samples":
-            said = value.double()
-            heard = said.clamp(max=float(guard.clip * said.median()))
-            if note(said, heard, "reported samples"):
-                reports[name] = heard.to(value.dtype)
-        elif definition.length_power:
-            said = torch.linalg.vector_norm(value.flatten(1), dim=1, dtype=torch.float64)
-            usual, factor = said.median(), guard.clip**definition.length_power
-            heard = said.clamp(usual / factor, usual * factor) if usual > 0 else said
-            if note(said, heard, f"reported a {name} of size"):
-                scale = torch.where(said > 0, heard / said, 1.0).to(value.dtype)
-                reports[name] = value * scale.view(-1, *[1] * (value.dim() - 1))
+        elif definition.is_count or definition.length_power:
+            rows = value.reshape(len(value), -1).double()
+            said = rows.sum(1) if definition.is_count else find_columns(replies, name).length(rows)
+            usual, factor = said.median(), guard.clip ** max(definition.length_power, 1)
+            # Who says that it has little gains nothing by it.
+            lowest = torch.zeros_like(usual) if definition.is_count else usual / factor
+            heard = said.clamp(lowest, usual * factor) if usual > 0 else said
+            if note(said, heard, f"reported {name}" if definition.is_count else f"reported a {name} of size"):
+                scale = torch.where(said > 0, heard / said, 1.0).view(-1, *[1] * (value.dim() - 1))
+                reports[name] = (value * scale).to(value.dtype)
     updates = replies.updates
     if updates is not None:
-        said = Updates(updates).norms()
+        said = Updates(updates, columns=replies.columns).norms()
         factors = clip_lengths(said.square(), guard.length)
         if note(said, said * factors, "sent an update of length"):
             updates = updates * factors.to(updates.dtype)[:, None]
@@ -179,6 +178,10 @@ class _Around(Part):
     def remembers(self) -> str:
         return self.inner.remembers
 
+    @property
+    def by_columns(self) -> tuple[str, ...] | None:
+        return self.inner.by_columns
+
 
 @dataclass(frozen=True)
 class CappedWeigh(_Around, Weigh):
@@ -244,4 +247,4 @@ class CappedShare(_Around, Share):
         kept = (
             {**found.state, "weight": rows} if "weight" in found.state else found.state
         )  # a client that is absent keeps its capped weight
-        return Sent({**found.shared, "weight": rows}, kept)
+        return found._replace(shared={**found.shared, "weight": rows}, state=kept)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -32,13 +33,16 @@ from equipoise.roles import Phase
 from equipoise.rounds.evaluation import Score, name_scored_model
 from equipoise.rounds.server import Aggregated, begin_server, server_probe, server_round
 from equipoise.task import Task
-from equipoise.types import ClientState, EquipoiseError, Replies, Server
+from equipoise.types import ClientState, EquipoiseError, Replies, Server, Tensors
 
 LOOK_EVERY = 10  # rounds between two looks at whether a run has converged
 
 
-def begin_run(settings: Settings, runner: str = "") -> Run:
-    """The run before its first round: its task is built, and its server holds the first model."""
+def begin_run(settings: Settings, runner: str = "", device: str | None = None) -> Run:
+    """The run before its first round: its task is built, and its server holds the first model.
+
+    `device` is where this process trains; default: where the settings say.
+    """
     method = settings.method
     task = Task.build(
         method,
@@ -47,7 +51,7 @@ def begin_run(settings: Settings, runner: str = "") -> Run:
         training=settings.training,
         buffers=settings.buffers,
         seed=settings.seed,
-        device=settings.device,
+        device=device or settings.device,
         loss=settings.loss,
         metrics=settings.metrics,
     )
@@ -80,17 +84,18 @@ def proceed(
     that it had too few answers, and those that did not count.
 
     After too few answers in as many tries in a row as the checks have patience for, the run ends early and says so in
-    `stopped`.
+    `stopped`. So does a run that pauses, as its checkpoints ask for.
     """
     folder = None if checkpoint is None else Path(checkpoint.folder)
-    with nullcontext() if folder is None else lock_folder(folder):
+    with nullcontext() if folder is None or not desk.leads else lock_folder(folder):
         notes = [*begun.task.notes, *begun.settings.notes]
         start = Snapshot(begun.server, {}, [])
         facts = {**begun.settings.facts, "runner": begun.runner, "first model": hash_model(begun.server)}
         if checkpoint is not None:
-            found, wrong = checkpoints.resume_or_clear(checkpoint, facts, begun.settings.rounds)
-            start, notes = found or start, [*notes, *wrong]
-        loop = _Loop(begun, desk, start, on_note)
+            led = desk.lead(lambda: checkpoints.resume_or_clear(checkpoint, facts, begun.settings.rounds))
+            found, wrong = led if led is not None else (None, [])
+            start, notes = desk.deal_out(found or start), [*notes, *wrong]
+        loop = _Loop(begun, desk, start, on_note, None if checkpoint is None else checkpoint.pause)
         for earlier in loop.records:
             if on_earlier:
                 on_earlier(earlier)
@@ -99,9 +104,11 @@ def proceed(
         def keep() -> None:
             """Write a checkpoint, but only between two rounds, never of half a round."""
             if folder is not None and loop.server.memory.round == len(loop.records) > 0:
-                checkpoints.write(folder, loop.snapshot(), facts)
+                snapshot = loop.snapshot()
+                desk.lead(lambda: checkpoints.write(folder, snapshot, facts))
 
-        with _kept_on_interrupt(keep):
+        # Several processes are interrupted at different places: they cannot write one together.
+        with _kept_on_interrupt(keep) if desk.is_alone else nullcontext():
             while loop.goes_on:
                 record = loop.play()
                 if record is None:  # too few answers: the round is repeated
@@ -109,7 +116,7 @@ def proceed(
                         on_repeat(loop.server.memory.round + 1, loop.refused)
                     continue
                 done = record.round
-                if checkpoint is not None and (done % checkpoint.every == 0 or done == begun.settings.rounds):
+                if checkpoint is not None and (checkpoint.is_due(done) or done == begun.settings.rounds):
                     keep()
                 if on_round:
                     on_round(record, loop.server)
@@ -129,8 +136,10 @@ def _kept_on_interrupt(keep: Callable[[], None]) -> Iterator[None]:
 class _Loop:
     """A run in progress: all that changes from round to round."""
 
-    def __init__(self, begun: Run, desk: Desk, start: Snapshot, on_note: Callable[[str], None] | None) -> None:
-        self.begun, self.desk, self.on_note = begun, desk, on_note
+    def __init__(
+        self, begun: Run, desk: Desk, start: Snapshot, on_note: Callable[[str], None] | None, pause: int | None
+    ) -> None:
+        self.begun, self.desk, self.on_note, self.pause = begun, desk, on_note, pause
         self.settings: Settings = begun.settings
         self.judge = Judge.of(begun)
         self.server, self.records, self.said = start.server, list(start.records), dict(start.said)
@@ -146,8 +155,14 @@ class _Loop:
         return (
             len(self.records) < self.settings.rounds
             and self.failed < self.settings.checks.patience
+            and not self.is_paused
             and not self.is_flat
         )
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether the round is done after which the run is to pause."""
+        return self.pause is not None and len(self.records) >= self.pause
 
     @property
     def is_flat(self) -> bool:
@@ -172,7 +187,8 @@ class _Loop:
 
     def snapshot(self) -> Snapshot:
         seconds = time.perf_counter() - self.began
-        return Snapshot(self.server, self.states, self.records, self.said, seconds, self.name)
+        server, states = self.desk.bring_together(self.server, self.states)
+        return Snapshot(server, states, self.records, self.said, seconds, self.name)
 
     def play(self) -> RoundRecord | None:
         """Do one round. None means that it had too few answers and is to be repeated."""
@@ -215,7 +231,7 @@ class _Loop:
     def end(self) -> Run:
         """The run as it is now."""
         stopped, total = "", self.settings.rounds
-        if len(self.records) < total and not self.is_flat:
+        if len(self.records) < total and self.failed >= self.settings.checks.patience:
             stopped = (
                 f"The run stopped after {len(self.records)} of {total} rounds: {self.failed} times on end too few clients "
                 "answered."
@@ -223,10 +239,13 @@ class _Loop:
             if not self.records:
                 raise EquipoiseError(f"{stopped} {' '.join(list(self.said.values())[-3:])}")
             self.say([stopped])
+        elif len(self.records) < total and not self.is_flat:
+            stopped = f"The run is paused after {len(self.records)} of {total} rounds."
+        server, states = self.desk.bring_together(self.server, self.states)
         return replace(
             self.begun,
-            server=self.server,
-            states=self.states,
+            server=server,
+            states=states,
             rounds=tuple(self.records),
             warnings=tuple(self.said.values()),
             seconds=time.perf_counter() - self.began,
@@ -245,6 +264,18 @@ class Done:
     result: Aggregated | None  # None: too few answered, and the model is the one before the round
     refused: tuple[Refusal, ...] = ()  # answers that did not count, and why
     notes: tuple[str, ...] = ()  # what a reader of the results should know
+
+
+class _Probed(NamedTuple):
+    """The figures of a probe, by the order of the clients that answered it."""
+
+    clients: tuple[int, ...]
+    figures: Tensors  # [m] or [] each
+
+    def find_figures(self, clients: Sequence[int]) -> Tensors:
+        """The figures of those clients that also trained."""
+        rows = [self.clients.index(client) for client in clients] if self.clients else []
+        return {name: value[rows] if value.dim() else value for name, value in self.figures.items()}
 
 
 def play_round(
@@ -269,6 +300,7 @@ def play_round(
     refused = list(refused_before)
     notes: list[str] = []
     before, asked = server, list(clients)
+    probed = _Probed((), {})
     mine = {c: states[c] for c in clients if c in states}
 
     def ask(phase: Phase, some: Sequence[int]) -> tuple[Replies | None, Mapping[int, ClientState]]:
@@ -285,13 +317,15 @@ def play_round(
         if replies is not None and len(asked) >= quorum:
             before, replies, clipped = judge.believe(before, replies)
             notes += clipped
-            before = server_probe(method, before, replies, setting)
+            before, figures = server_probe(method, before, replies, setting)
+            probed = _Probed(replies.clients, figures)
     if len(asked) >= quorum:
         replies, kept = ask("train", asked)
         asked = [] if replies is None else list(replies.clients)
         if replies is not None and len(asked) >= quorum:
             before, replies, clipped = judge.believe(before, replies)
             after, result = server_round(method, before, replies, setting)
+            result = replace(result, figures={**probed.find_figures(replies.clients), **result.figures})
             kept = {client: kept[client] for client in replies.clients if client in kept}
             return Done(after, kept, replies.clients, result, tuple(refused), (*notes, *clipped, *result.warnings))
     return _without_update(judge, server, len(clients), len(asked), quorum, refused)

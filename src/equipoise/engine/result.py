@@ -11,7 +11,7 @@ from equipoise.data import Federation
 from equipoise.engine.settings import Settings
 from equipoise.losses import SCORES
 from equipoise.method import Method
-from equipoise.metrics import Figures, figures
+from equipoise.metrics import Estimate, Figures, estimate, figures
 from equipoise.rounds.evaluation import Score
 from equipoise.task import Task
 from equipoise.types import ClientState, EquipoiseError, Server
@@ -131,6 +131,10 @@ class Run:
     def _pick_scores(self, metric: str | None, split: str) -> list[Score]:
         wanted = metric or self.settings.loss.score
         return [s for s in self.scores if s.metric == wanted and s.split == split]
+
+    def estimate(self, metric: str | None = None, split: str = "test") -> Estimate:
+        """What the final values of the scored clients tell of all clients, where only some are scored."""
+        return estimate(list(self.values(metric, split).values()), len(self.federation))
 
     @cached_property
     def convergence(self) -> Convergence:

@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from equipoise.data import Federation, load_federation
-from equipoise.data.federation import Client, HoldOut, find_scored
+from equipoise.data.clients import Client, Crowd
+from equipoise.data.federation import HoldOut, draw_scored, find_scored
 from equipoise.engine.checks import SIMULATION_CHECKS, Checks
 from equipoise.engine.guard import Guard
 from equipoise.engine.runners import RunnerName
@@ -56,6 +57,7 @@ class Settings:
     until_flat: bool = False  # end the run when it has converged; `rounds` is then a limit
     loss: Loss = CROSS_ENTROPY  # what clients minimise
     metrics: tuple[str, ...] = ()  # recorded beside the score and the loss
+    eval_clients: int | None = None  # clients that are scored, drawn by the seed; None: all, or a sample of a crowd
 
     @classmethod
     def of(
@@ -81,17 +83,22 @@ class Settings:
         hold_out: HoldOut = 0,
         loss: Loss | str | None = None,
         metrics: Sequence[str] = (),
+        eval_clients: int | None = None,
     ) -> Settings:
         """The settings of a run. What is not given comes from the federation's protocol, or from the parameters that a
         method has for a data set of the library."""
-        data = (load_federation(federation) if isinstance(federation, str) else federation).hold_out(hold_out)
+        loaded = load_federation(federation) if isinstance(federation, str) else federation
+        data = loaded.draw_for(seed).hold_out(hold_out)
         chosen = adapt_to_data(parse(method) if isinstance(method, str) else method, data.dataset)
         if chosen.validates and not data.is_elsewhere:  # real sites set validation data aside themselves
             data = data.with_validation()
         protocol = data.protocol
         total = protocol.rounds if rounds is None else rounds
         share = protocol.participation if participation is None else participation
-        options = {"rounds": total, "participation": share, "eval_every": eval_every, "device": device}
+        options: dict[str, object] = {
+            "rounds": total, "participation": share, "eval_every": eval_every, "device": device,
+            "eval_clients": eval_clients,
+        }  # fmt: skip
         for name, value in options.items():
             check_option(name, value)
         wanted = protocol.loss if loss is None else loss
@@ -116,6 +123,7 @@ class Settings:
                 *_note_overruled(chosen, training),
                 *_note_dropped(protocol.training, training),
                 *_note_idle(chosen, share),
+                *_note_sample(data, draw_scored(data, eval_clients, seed)),
                 *_note_unreached((training or protocol.training).schedule, total),
             ),
             limits=limits,
@@ -123,6 +131,7 @@ class Settings:
             until_flat=until_flat,
             loss=minimised,
             metrics=check_metrics(metrics, minimised),
+            eval_clients=eval_clients,
         )
         chosen.select.check(found.cohort, len(data))
         for rate in found.rates:
@@ -147,6 +156,11 @@ class Settings:
         everyone = 1 if self.method.is_pooled else len(self.federation)
         return max(1, round(self.participation * everyone))
 
+    @cached_property
+    def scored(self) -> Sequence[int]:
+        """The numbers of the clients that are scored."""
+        return draw_scored(self.federation, self.eval_clients, self.seed)
+
     @property
     def model_name(self) -> str:
         """The name of the model in records: its text, or the name of its class or function."""
@@ -162,9 +176,10 @@ class Settings:
     def facts(self) -> dict[str, Any]:
         """All that is needed to know what the run is, and to do it again, as JSON values."""
         data = self.federation
-        held = (
-            [None] * len(data) if data.is_elsewhere else data.class_counts().tolist()
-        )  # labels of real sites are unknown here
+        is_crowd = isinstance(data.clients, Crowd)  # of which only those that are scored are told one by one
+        told = [data.clients[k] for k in self.scored] if is_crowd else data.clients
+        # Labels of real sites are unknown here.
+        held = [None] * len(told) if data.is_elsewhere else data.class_counts(clients=told).tolist()
         clients = [
             {
                 "name": c.name,
@@ -173,8 +188,9 @@ class Settings:
                 "validation": len(c.validation),
                 "test": len(c.test),
                 "classes": counts,
+                **({} if c.optimum is None else {"optimum": c.optimum}),
             }
-            for c, counts in zip(data.clients, held, strict=True)
+            for c, counts in zip(told, held, strict=True)
         ]
         found: dict[str, Any] = {
             "method": str(self.method),
@@ -182,10 +198,12 @@ class Settings:
             "data": {
                 "name": data.name,
                 "arguments": data.arguments,
+                **({"redrawn": True} if data.redrawn else {}),
                 "fingerprint": data.fingerprint,
                 "partition": data.partition,
                 "protocol": data.protocol.name,
                 "clients": clients,
+                **({"crowd": {"clients": len(data), "train": data.total_samples}} if is_crowd else {}),
                 **({"unseen": [_describe_unseen(c) for c in data.unseen]} if data.unseen else {}),
                 "classes": list(data.classes),
                 "notes": list(data.notes),
@@ -212,6 +230,7 @@ class Settings:
             **({"until_flat": True} if self.until_flat else {}),
             **({} if self.loss == CROSS_ENTROPY else {"loss": str(self.loss), "score": self.loss.score}),
             **({"metrics": list(self.metrics)} if self.metrics else {}),
+            **({"scored": len(self.scored)} if len(self.scored) < len(data) else {}),
         }
         return json.loads(json.dumps(found, default=str))
 
@@ -252,7 +271,7 @@ def check_metrics(names: Sequence[str], loss: Loss) -> tuple[str, ...]:
 def check_option(name: str, value: object) -> None:
     """Refuse a value that no run can have for this option."""
     match name, value:
-        case "rounds" | "eval_every", int():
+        case "rounds" | "eval_every" | "eval_clients", int():
             require(value >= 1, name, "at least 1", value)
         case "participation", float() | int():
             require(0 < value <= 1, name, "above 0 and at most 1", value)
@@ -260,9 +279,9 @@ def check_option(name: str, value: object) -> None:
             _check_device(value)
         case "loss", str():
             parse_loss(value)
-        case "rounds" | "eval_every" | "participation" | "device", None:  # the protocol's own
+        case "rounds" | "eval_every" | "eval_clients" | "participation" | "device", None:  # the protocol's own
             pass
-        case "rounds" | "eval_every" | "participation" | "device", _:
+        case "rounds" | "eval_every" | "eval_clients" | "participation" | "device", _:
             kinds = {"participation": "a number", "device": "a text"}
             raise EquipoiseError(f"{name} must be {kinds.get(name, 'a whole number')}. Found {value!r}.")
 
@@ -291,6 +310,16 @@ def _note_idle(method: Method, participation: float) -> tuple[str, ...]:
     if select.rank == 0 or participation < 1 or not select.fills_places or method.is_pooled:
         return ()
     return (f"{select.name}: all clients take part in every round. Set a participation below 1 to select some.",)
+
+
+def _note_sample(data: Federation, scored: Sequence[int]) -> tuple[str, ...]:
+    """A note on scores of some of the clients only."""
+    if len(scored) == len(data):
+        return ()
+    return (
+        f"Scores are estimates: {len(scored):,} of {len(data):,} clients are scored, drawn by the seed, the same ones in every "
+        "round.",
+    )
 
 
 def _note_dropped(usual: Training, training: Training | None) -> tuple[str, ...]:

@@ -6,15 +6,20 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+import torch
+
 from equipoise.data import Federation
 from equipoise.data.federation import HoldOut
 from equipoise.engine.checkpoints import Checkpoints
 from equipoise.engine.checks import SIMULATION_CHECKS, Checks
+from equipoise.engine.crew_desk import CrewDesk
 from equipoise.engine.desk import SimulatedDesk
 from equipoise.engine.guard import Guard, cap_weights
 from equipoise.engine.loop import begin_run, proceed
+from equipoise.engine.ranks import Ranks, find_local_rank, pick_device
 from equipoise.engine.result import RoundRecord, Run
 from equipoise.engine.runners import RunnerName, choose_runner, count_cores, open_runner
+from equipoise.engine.runners.distributed import Crew
 from equipoise.engine.settings import Settings
 from equipoise.losses import Loss
 from equipoise.method import Method
@@ -44,6 +49,7 @@ def run(
     hold_out: HoldOut = 0,
     loss: Loss | str | None = None,
     metrics: Sequence[str] = (),
+    eval_clients: int | None = None,
     checkpoint: Checkpoints | None = None,
     on_round: Callable[[RoundRecord], None] | None = None,
 ) -> Run:
@@ -60,7 +66,8 @@ def run(
         participation: share of the clients in each round.
         training: how a client trains in a round.
         buffers: what becomes of running statistics: `"average"`, `"local"` or `"drop"`, for all or by name.
-        runner: `"inline"`, `"vectorised"` or `"processes"`; `"auto"` takes the fastest. The numbers are the same.
+        runner: `"inline"`, `"vectorised"` or `"processes"`; `"auto"` takes the fastest. `"distributed"` is for scripts
+            that `torchrun` starts: see `docs/scale.md`. The numbers are the same.
         device: `"cpu"`, `"cuda"` or `"mps"`.
         eval_every: evaluate after every n rounds, and after the last one.
         threads: cores to use, by default all of them.
@@ -71,6 +78,7 @@ def run(
         hold_out: clients that never train and are only scored: how many, or names of clients or domains.
         loss: what clients minimise: text such as `"huber(delta=1)"`, or a value of `equipoise.losses`.
         metrics: recorded beside the score and the loss: `precision`, `recall`, `f1`, `auc`, `pr_auc`.
+        eval_clients: how many clients are scored, drawn by the seed; default: all, or 1,000 of a `Federation.from_pool`.
         checkpoint: where checkpoints go, from which an interrupted run can go on: see `docs/reliability.md`.
         on_round: called with the record of every round, also of rounds before the checkpoint from which a run goes on.
 
@@ -78,18 +86,24 @@ def run(
     >>> [record.round for record in result.rounds], sorted(result.values())
     ([1, 2], ['client 0', 'client 1', 'client 2'])
     """
-    settings = Settings.of(
-        method, federation, model=model, rounds=rounds, seed=seed, participation=participation, training=training,
-        buffers=buffers, runner=runner, device=device, eval_every=eval_every, threads=threads, checks=checks, guard=guard,
-        train_scores=train_scores, until_flat=until_flat, hold_out=hold_out, loss=loss, metrics=metrics,
-    )  # fmt: skip
+
+    def prepare() -> Run:
+        settings = Settings.of(
+            method, federation, model=model, rounds=rounds, seed=seed, participation=participation, training=training,
+            buffers=buffers, runner=runner, device=device, eval_every=eval_every, threads=threads, checks=checks,
+            guard=guard, train_scores=train_scores, until_flat=until_flat, hold_out=hold_out, loss=loss, metrics=metrics,
+            eval_clients=eval_clients,
+        )  # fmt: skip
+        return prepare_simulation(settings)
+
+    begun = Ranks.join().do_together(prepare) if runner == "distributed" else prepare()
     tell = None if on_round is None else lambda record, _: on_round(record)
-    return simulate(prepare_simulation(settings), checkpoint=checkpoint, on_round=tell, on_earlier=on_round)
+    return simulate(begun, checkpoint=checkpoint, on_round=tell, on_earlier=on_round)
 
 
 def prepare_simulation(settings: Settings) -> Run:
     """The run before its first round, with its runner chosen."""
-    begun = begin_run(settings)
+    begun = begin_run(settings, device=find_device(settings))
     cores = settings.threads or count_cores()
     choice = choose_runner(settings.runner, settings.method, begun.task, settings.cohort, settings.rounds, cores)
     notes = (*begun.task.notes, choice.note) if choice.note else begun.task.notes
@@ -113,8 +127,17 @@ def simulate(
     sums = method.streams and settings.checks.norm is None  # a check of lengths needs single updates
     cores = settings.threads or count_cores()
     with open_runner(begun.runner, method, begun.task, settings.cohort, cores, sums) as compute:
-        desk = SimulatedDesk(begun, compute)
+        desk = CrewDesk(begun, compute) if isinstance(compute, Crew) else SimulatedDesk(begun, compute)
+        if not desk.leads:
+            return proceed(begun, desk, checkpoint=checkpoint)
         return proceed(begun, desk, checkpoint=checkpoint, on_round=on_round, on_earlier=on_earlier, on_note=_warn)
+
+
+def find_device(settings: Settings) -> str:
+    """The device on which this process trains: its own GPU, where a run has several processes."""
+    if settings.runner != "distributed":
+        return settings.device
+    return pick_device(settings.device, find_local_rank(), torch.cuda.device_count())
 
 
 def _warn(text: str) -> None:

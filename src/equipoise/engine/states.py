@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, MutableMapping
-from pathlib import Path
 
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from equipoise.store import Store
 from equipoise.types import ClientState
 
 LIMIT = 2 << 30  # bytes of states in memory
@@ -39,47 +35,69 @@ def measure(state: ClientState) -> int:
     return sum(value.numel() * value.element_size() for part in state.values() for value in part.values())
 
 
+class Elsewhere(ClientState):
+    """Stands for the state of a client that another process of the run keeps."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__()
+        self.rank = rank  # of that process
+
+
+def is_kept(state: ClientState) -> bool:
+    """Whether a client keeps something, here or elsewhere."""
+    return bool(state) or isinstance(state, Elsewhere)
+
+
 class ClientStates(MutableMapping[int, ClientState]):
-    """States by client. When all together exceed `limit` bytes, those used least recently move to a temporary
-    folder."""
+    """States by client. When all together exceed `limit` bytes, those used least recently move to one temporary file."""
 
     def __init__(self, limit: int = LIMIT) -> None:
         self.limit = limit
         self._here: OrderedDict[int, ClientState] = OrderedDict()
-        self._sizes: dict[int, int] = {}
+        self._small: dict[int, ClientState] = {}  # states without tensors, of which nothing can be moved
         self._held = 0
-        self._there: dict[int, Path] = {}
-        self._folder: Path | None = None
+        self._there: dict[int, tuple[int, int]] = {}  # places in the store
+        self._store: Store | None = None
 
     def __getitem__(self, client: int) -> ClientState:
+        if client in self._small:
+            return self._small[client]
         if client in self._here:
             self._here.move_to_end(client)
             return self._here[client]
-        return nest(load_file(self._there[client]))
+        place = self._there[client]
+        assert self._store is not None
+        return nest(self._store.get(place))
 
     def __setitem__(self, client: int, state: ClientState) -> None:
         self.pop(client, None)
+        size = measure(state)
+        if not size:
+            self._small[client] = state
+            return
         self._here[client] = state
-        self._sizes[client] = measure(state)
-        self._held += self._sizes[client]
+        self._held += size
         while self._held > self.limit and len(self._here) > 1:
             self._spill(next(iter(self._here)))
 
     def __delitem__(self, client: int) -> None:
-        if client in self._here:
-            del self._here[client]
-            self._held -= self._sizes.pop(client)
+        if client in self._small:
+            del self._small[client]
+        elif client in self._here:
+            self._held -= measure(self._here.pop(client))
         else:
-            self._there.pop(client).unlink()
+            place = self._there.pop(client)
+            assert self._store is not None
+            self._store.free(place)
 
     def __iter__(self) -> Iterator[int]:
-        return iter(sorted((*self._here, *self._there)))
+        return iter(sorted((*self._small, *self._here, *self._there)))
 
     def __len__(self) -> int:
-        return len(self._here) + len(self._there)
+        return len(self._small) + len(self._here) + len(self._there)
 
     def __contains__(self, client: object) -> bool:
-        return client in self._here or client in self._there
+        return client in self._small or client in self._here or client in self._there
 
     @property
     def on_disk(self) -> int:
@@ -87,10 +105,7 @@ class ClientStates(MutableMapping[int, ClientState]):
         return len(self._there)
 
     def _spill(self, client: int) -> None:
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="equipoise-states-"))
-            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
-        path = self._folder / f"{client}.safetensors"
-        save_file(flatten(self._here[client]), path)
+        self._store = self._store or Store()
+        place = self._store.put(flatten(self._here[client]))
         del self[client]
-        self._there[client] = path
+        self._there[client] = place

@@ -20,7 +20,7 @@ from equipoise.data import Federation
 from equipoise.data.own import order_by_number
 from equipoise.data.stand_in import About, build_stand_in, list_disagreements, list_groups, read_about
 from equipoise.engine.checks import Answer, Checks, Expected, Refusal, admit
-from equipoise.engine.desk import Heard
+from equipoise.engine.desk import Heard, LoneDesk
 from equipoise.engine.result import Rejection, RoundRecord
 from equipoise.engine.runners import Errand
 from equipoise.errors import EquipoiseError
@@ -39,7 +39,7 @@ POLL = 1.0  # seconds between two looks at which nodes are connected
 
 
 @dataclass
-class FlowerDesk:
+class FlowerDesk(LoneDesk):
     """Reaches the sites. It knows which node is which site, and which round of each site counted last."""
 
     grid: Grid  # by which Flower reaches the nodes

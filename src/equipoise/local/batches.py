@@ -43,9 +43,9 @@ def draw_batches(task: Task, clients: Sequence[int], training: Training, *path: 
     A client's batches depend only on the seed path, its id, its data and the settings. So they do not depend on which
     clients are trained together.
     """
-    pool, starts = task.federation.training_positions
+    pool, starts, held = task.federation.training_positions
     ids = np.asarray(clients)
-    n = starts[ids + 1] - starts[ids]
+    n = held[ids]
     size = n if training.batch is None else np.minimum(n, training.batch)
     per_epoch = -(-n // size)
     steps = per_epoch * training.epochs if training.steps is None else np.full_like(n, training.steps)

@@ -36,8 +36,7 @@ def compute_frozen_features(
         mine: the tensors of `start.per_client`, in the order of `ids`.
         visits: how many samples all steps of all clients use, counted with repetitions.
     """
-    _, starts = task.federation.training_positions
-    held = np.diff(starts)[ids]
+    held = task.federation.training_positions[2][np.asarray(ids)]
     in_batches = task.evaluates_in_batches or task.noise_in_evaluation or visits < held.sum()
     if in_batches or not any(is_overridden(term, "frozen") for term in terms):
         return {}
@@ -70,8 +69,8 @@ def _everything(task: Task, ids: Sequence[int]) -> Iterator[Tensor]:
 
     A client with fewer samples than others is padded with its last one.
     """
-    pool, starts = task.federation.training_positions
-    first, n = starts[:-1][ids], np.diff(starts)[ids]
+    pool, starts, held = task.federation.training_positions
+    first, n = starts[np.asarray(ids)], held[np.asarray(ids)]
     for at in range(0, n.max(), EVALUATION_BATCH):
         places = np.arange(at, min(at + EVALUATION_BATCH, n.max()))
         index = pool[first[:, None] + np.minimum(places, n[:, None] - 1)]

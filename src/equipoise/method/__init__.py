@@ -4,7 +4,7 @@ Building blocks that the library's own methods share are in `equipoise.parts`; f
 `equipoise.methods`.
 """
 
-from equipoise.grammar import Value, require
+from equipoise.grammar import Range, Value, require
 from equipoise.method.registry import METHODS, register
 from equipoise.method.value import ROLES, Method
 from equipoise.roles import (
@@ -85,6 +85,7 @@ __all__ = [
     "Part",
     "PerClient",
     "Phase",
+    "Range",
     "Rate",
     "Received",
     "Remembered",

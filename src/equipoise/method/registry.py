@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import ParamSpec
 
 from equipoise.errors import EquipoiseError
-from equipoise.grammar import Call, Entry, Registry, Value, parse_calls
+from equipoise.grammar import Call, Entry, Range, Registry, Searched, Side, Value, parse_calls
 from equipoise.method.value import Method
 
 P = ParamSpec("P")
@@ -18,7 +18,12 @@ METHODS: Registry[Method] = Registry("method")  # all registered methods, by nam
 
 
 def register(
-    *, title: str, reference: str, per_dataset: Mapping[str, Mapping[str, Value]] | None = None
+    *,
+    title: str,
+    reference: str,
+    per_dataset: Mapping[str, Mapping[str, Value]] | None = None,
+    ranges: Mapping[str, Searched] | None = None,
+    side: Side | None = None,
 ) -> Callable[[Callable[P, Method]], Callable[P, Method]]:
     """A decorator that registers the function which builds a method, under the function's name.
 
@@ -29,6 +34,10 @@ def register(
         reference: the paper.
         per_dataset: name of a data set of the library -> parameters that take the place of the defaults there. They are
             the paper's, or for the embedded data ours. A run uses them where the user gives none, and records them.
+        ranges: parameter -> among what `equipoise tune` searches: `Range(0.01, 1.0, log=True)`, or a tuple of values.
+            Parameters that are not named keep their defaults.
+        side: what the method adds to compositions that `equipoise tune` tries: "client" if it changes local training,
+            "server" if it is a rule of the server; None: it is no part of compositions.
     """
 
     def decorate(function: Callable[P, Method]) -> Callable[P, Method]:
@@ -36,7 +45,11 @@ def register(
         known = METHODS[name].function.__module__ if name in METHODS else ""
         if known.startswith("equipoise.") and not function.__module__.startswith("equipoise."):
             raise EquipoiseError(f"`{name}` is a method of Equipoise. Give your own another name.")
-        entry = Entry(name, function, title, reference, per_dataset or {})
+        entry = Entry(name, function, title, reference, per_dataset or {}, ranges or {}, side)
+        for parameter, searched in entry.ranges.items():
+            ends = (searched.low, searched.high) if isinstance(searched, Range) else searched
+            for value in ends:
+                entry.check({parameter: value})
         METHODS[name] = entry
 
         @functools.wraps(function)

@@ -156,6 +156,13 @@ class Method:
         return reason_for_rows(self) is None
 
     @property
+    def works_by_columns(self) -> bool:
+        """Whether each part of the server is right if it is given some of the parameters only: see
+        `Part.by_columns`."""
+        server = (self.select, *self.shape, self.weigh, self.merge, *self.step, *self.share)
+        return all(part.by_columns is not None for part in server)
+
+    @property
     def validates(self) -> bool:
         """Whether clients need validation data."""
         return any("validation" in part.needs for part in self.parts)

@@ -46,7 +46,9 @@ def minimise_on_simplex(quadratic: Tensor, linear: Tensor, least: float) -> Tens
 
 
 @dataclass(frozen=True)
-class OnlineWeights(Weigh, needs=("loss",), remembers="the sum of its responses, which follow from its losses"):
+class OnlineWeights(
+    Weigh, needs=("loss",), remembers="the sum of its responses, which follow from its losses", by_columns=()
+):
     """Weights `p` of all K clients by follow-the-regularised-leader on `-log(1 + <p, r>)`.
 
     A response `r_k` is the cumulative probability of the client's loss, relative to the mean loss of the round. Absent

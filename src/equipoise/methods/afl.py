@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from equipoise.method import Method, PerClient, Round, State, Step, Stepped, Weigh, Weighed, register, require
+from equipoise.method import Method, PerClient, Range, Round, State, Step, Stepped, Weigh, Weighed, register, require
 from equipoise.parts.reports import GlobalLoss, TrainedLoss
 from equipoise.parts.weights import shares
 
@@ -33,7 +33,7 @@ def onto_simplex(values: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class SimplexAscent(Weigh, needs=("loss",), remembers="its weight"):
+class SimplexAscent(Weigh, needs=("loss",), remembers="its weight", by_columns=()):
     """Keeps a weight per client and moves it along the losses: `lambda <- projection of (lambda + gamma F)` on the
     simplex.
 
@@ -59,7 +59,7 @@ class SimplexAscent(Weigh, needs=("loss",), remembers="its weight"):
 
 
 @dataclass(frozen=True)
-class ForgetfulAscent(Weigh, needs=("loss_trained",)):
+class ForgetfulAscent(Weigh, needs=("loss_trained",), by_columns=()):
     """AFL as in the code of a public benchmark, without a memory.
 
     Every round starts from equal weights, moves them along the losses of the *trained* models, and uses the result. No
@@ -75,7 +75,7 @@ class ForgetfulAscent(Weigh, needs=("loss_trained",)):
 
 
 @dataclass(frozen=True)
-class MeanOfRounds(Step):
+class MeanOfRounds(Step, by_columns=("mean",)):
     """Has the mean of all rounds' models scored. The direction is not changed."""
 
     comes_last: ClassVar[int] = 2
@@ -98,6 +98,8 @@ class MeanOfRounds(Step):
     reference="Mohri, Sivek, Suresh, Agnostic federated learning, ICML 2019",
     # The mean of all models comes from the theory of convex problems. For a network, the first models would spoil it.
     per_dataset={name: {"evaluate": "last"} for name in IMAGES},
+    ranges={"gamma": Range(0.001, 1.0, log=True), "evaluate": ("mean", "last")},
+    side="server",
 )
 def afl(
     gamma: float = 0.01,

@@ -17,12 +17,14 @@ from equipoise.method import (
     Method,
     PerClient,
     Phase,
+    Range,
     Received,
     Round,
     Sent,
     Share,
     Shared,
     State,
+    Tensors,
     Term,
     Weigh,
     Weighed,
@@ -56,6 +58,18 @@ def gap_weights(gap: Tensor, lam: float, norm: Norm = "none", floor: float | Non
     return weights / torch.linalg.vector_norm(weights) * (K**0.5 if norm == "sqrtK" else 1.0)
 
 
+def describe_gaps(round: Round, weights: Tensor, lam: float) -> Tensors:
+    """What the records tell of a round: each client's weight `w` on its loss, its `gap` and, where clients report it,
+    their `optimum`; and then the objective `F = mean L + 2 lam Var(gap)`, with the sample variance."""
+    gap = round.reports["gap"].double()
+    found = {"w": weights, "gap": gap}
+    if "optimum" not in round.reports:
+        return found
+    optimum = round.reports["optimum"].double()
+    spread = gap.var() if len(gap) > 1 else torch.zeros_like(gap[0])
+    return {**found, "optimum": optimum, "F": (gap + optimum).mean() + 2 * lam * spread}
+
+
 @dataclass(frozen=True)
 class ScaledLoss(Term, needs=("shared weight",)):
     """Multiplies the whole local loss by the weight that the server sent to this client."""
@@ -66,7 +80,7 @@ class ScaledLoss(Term, needs=("shared weight",)):
 
 
 @dataclass(frozen=True)
-class GapShare(Share, needs=("gap",), gives=("shared weight",), remembers="its next weight"):
+class GapShare(Share, needs=("gap",), gives=("shared weight",), remembers="its next weight", by_columns=()):
     """Sends each client its next `weight`, from the participants' loss gaps. An absent client keeps its last weight."""
 
     reads_updates: ClassVar[bool] = False
@@ -87,8 +101,27 @@ class GapShare(Share, needs=("gap",), gives=("shared weight",), remembers="its n
 
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
         last = state.rows("weight", default=first_weights(self.norm, len(round.clients)).default)
-        weights = last.put(round.clients, gap_weights(round.reports["gap"].double(), self.lam, self.norm, self.floor))
-        return Sent({"weight": weights}, {"weight": weights})
+        used = last.take(round.clients)
+        fresh = gap_weights(round.reports["gap"].double(), self.lam, self.norm, self.floor)
+        figures = describe_gaps(round, fresh if self.early else used, self.lam)
+        if not self.early:
+            figures |= measure_slope(round, theta, used)
+        weights = last.put(round.clients, fresh)
+        return Sent({"weight": weights}, {"weight": weights}, figures)
+
+
+def measure_slope(round: Round, theta: Tensor, used: Tensor) -> Tensors:
+    """How far the model moved in the round, divided by the local rate: with one full-batch step of SGD, the length of
+    the gradient of F, by the weights that were `used`.
+
+    Weights that were scaled to a norm are scaled back, for before that they add up to the number of clients. Where the
+    rate is unknown, or the weights do not have a positive sum, nothing can be said.
+    """
+    rate, total = round.setting.lr, float(used.sum())
+    if not rate or total <= 0:
+        return {}
+    moved = round.columns.length((theta - round.theta).double())
+    return {"slope of F": moved / rate * len(used) / total}
 
 
 def first_weights(norm: Norm, cohort: int) -> PerClient:
@@ -97,7 +130,7 @@ def first_weights(norm: Norm, cohort: int) -> PerClient:
 
 
 @dataclass(frozen=True)
-class GapWeigh(Weigh, needs=("gap",)):
+class GapWeigh(Weigh, needs=("gap",), by_columns=()):
     """EAGLE's weights on the updates of the m participants instead of on their local losses: `w_k / m`."""
 
     lam: float  # strength of the parity
@@ -126,7 +159,7 @@ class GapWeigh(Weigh, needs=("gap",)):
         fresh = gap_weights(gap, self.lam, self.norm, self.floor)
         used = fresh if self.lag == 0 else last.take(round.clients)
         kept = {"weight": last.put(round.clients, fresh)} if self.lag else {}
-        return Weighed(used / len(used), kept, figures={"gap": gap, "w": used})
+        return Weighed(used / len(used), kept, figures=describe_gaps(round, used, self.lam))
 
 
 @register(
@@ -139,6 +172,8 @@ class GapWeigh(Weigh, needs=("gap",)):
         "scanners": {"lstar": "best_val"},
         "clinics": {"lam": 0.7, "lstar": "best_val"},  # chosen by benchmarks/demo_parameters.py
     },
+    ranges={"lam": Range(0.01, 2.0, log=True), "lstar": ("final", "best_val")},
+    side="server",
 )
 def eagle(
     lam: float = 0.1,

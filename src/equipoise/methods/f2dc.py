@@ -23,6 +23,7 @@ from equipoise.method import (
     Method,
     Outputs,
     PerClient,
+    Range,
     Round,
     Scored,
     State,
@@ -39,7 +40,7 @@ from equipoise.parts.reports import ClassCounts
 from equipoise.parts.weights import BySamples
 
 REFERENCE = "Wang et al., Domain-skewed federated learning with feature decoupling and calibration, arXiv 2603.14238"
-# The paper's feature maps have 512 channels, those of `scanners` 32, those of `clinics` five, of one pixel. On these the
+# The paper's feature maps have 512 channels, those of `scanners` and `clinics` 32, of one pixel in `clinics`. On these the
 # paper's losses drown the others: `benchmarks/demo_parameters.py` chose smaller ones.
 SMALL: dict[str, dict[str, Value]] = {"scanners": {"hidden": 16}, "clinics": {"hidden": 16, "tau": 1.0, "lam1": 0.1}}
 NoiseKind = Literal["logistic", "double_logistic"]  # one logistic draw per entry, or the difference of two
@@ -234,7 +235,7 @@ class CalibrationLoss(Term, needs=("decoupled features",)):
 
 # --------------------------------------------------------------------------- aggregation
 @dataclass(frozen=True)
-class DomainAware(Weigh):
+class DomainAware(Weigh, by_columns=()):
     """Weights proportional to `sigmoid(a n_k/N - b d_k)`, normalised over the round's clients (equations 10 and 11).
 
     `n_k/N` is the client's share of all samples, and `d_k` measures how far its share of each class is from `1/Q`, for
@@ -277,7 +278,21 @@ class DomainAware(Weigh):
         return Weighed(strength / strength.sum(), kept, figures={"samples": samples, "discrepancy": discrepancy})
 
 
-@register(title="Domain-aware weights, F2DC's aggregation alone", reference=REFERENCE)
+MODULE_RANGES = {
+    "sigma": Range(0.03, 0.5, log=True),
+    "tau": Range(0.03, 0.5, log=True),
+    "lam1": Range(0.1, 1.5),
+    "lam2": Range(0.1, 1.5),
+}
+WEIGHT_RANGES = {"a": Range(0.1, 2.0), "b": Range(0.05, 1.0)}
+
+
+@register(
+    title="Domain-aware weights, F2DC's aggregation alone",
+    reference=REFERENCE,
+    ranges=WEIGHT_RANGES,
+    side="server",
+)
 def daa(a: float = 1.0, b: float = 0.4, counts: Literal["size", "class"] = "size") -> Method:
     """Weights proportional to `sigmoid(a n_k/N - b d_k)`, for any local method.
 
@@ -292,6 +307,8 @@ def daa(a: float = 1.0, b: float = 0.4, counts: Literal["size", "class"] = "size
     title="F2DC's two modules and losses, to plug into another method",
     reference=REFERENCE,
     per_dataset=SMALL,
+    ranges=MODULE_RANGES,
+    side="client",
 )
 def f2dc_modules(
     sigma: float = 0.1,
@@ -335,6 +352,7 @@ def f2dc_modules(
     title="Feature decoupling and calibration, domain-aware aggregation",
     reference=REFERENCE,
     per_dataset=SMALL,
+    ranges={**MODULE_RANGES, **WEIGHT_RANGES},
 )
 def f2dc(
     sigma: float = 0.1,

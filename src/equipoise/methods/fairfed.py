@@ -44,7 +44,7 @@ def find_distances(counts: Tensor, metric: Metric) -> tuple[Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class NearGlobalGap(Weigh, needs=("samples", "group_counts", "two groups"), remembers="its weight"):
+class NearGlobalGap(Weigh, needs=("samples", "group_counts", "two groups"), remembers="its weight", by_columns=()):
     """Lowers the weights of clients whose gap between two groups differs more than on average from the pooled one."""
 
     beta: float

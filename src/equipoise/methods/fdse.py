@@ -26,6 +26,7 @@ from equipoise.method import (
     Method,
     Outputs,
     PerClient,
+    Range,
     Round,
     Scored,
     Sent,
@@ -228,7 +229,7 @@ class ConsistentStatistics(Term, needs=("layer statistics",)):
 
 # --------------------------------------------------------------------------- server
 @dataclass(frozen=True)
-class Consensus(Merge):
+class Consensus(Merge, by_columns=()):
     """For each tensor, the min-norm point of the clients' unit updates, times the mean norm of the updates.
 
     `d = mean_k ||D_k|| * sum_k lambda_k D_k/||D_k||`, with the `lambda` on the simplex that makes the sum shortest. A
@@ -238,13 +239,12 @@ class Consensus(Merge):
     uses_weights: ClassVar[bool] = False
 
     def __call__(self, round: Round, weights: Tensor) -> Merged:
-        layout = round.setting.layout
-        assert layout is not None  # aggregate fills it
         rows = round.updates.shaped
         direction = torch.zeros_like(rows[0])
-        used = rows.new_zeros(len(rows), len(layout.slices), dtype=torch.float64)
-        for i, columns in enumerate(layout.slices):
-            products = gram(rows[:, columns])
+        used = rows.new_zeros(len(rows), len(round.slices), dtype=torch.float64)
+        inner = round.columns.add_up(torch.stack([gram(rows[:, columns]) for columns in round.slices]))
+        for i, columns in enumerate(round.slices):
+            products = inner[i]
             lengths = products.diagonal().sqrt()
             moved = lengths > STILL * lengths.max()
             if moved.any():
@@ -268,6 +268,7 @@ class SimilarityMix(
     needs=(PERSONAL, "personal tensors"),
     gives=("shared personal tensors",),
     remembers="its erasers, mixed with the others'",
+    by_columns=(),
 ):
     """Sends each participant its next personal tensors: the mean of all participants', weighted by similarity to its
     own.
@@ -293,6 +294,8 @@ class SimilarityMix(
     title="Layers split into a shared extractor and a domain-shift eraser per client",
     reference="Wang et al., Federated learning with domain shift eraser, CVPR 2025",
     per_dataset={"pacs": {"lmbd": 0.5, "beta": 0.001}, "office-caltech": {"lmbd": 0.05, "beta": 0.05}},
+    ranges={"lmbd": Range(0.001, 0.5, log=True), "beta": Range(0.001, 0.5, log=True)},
+    side="client",
 )
 def fdse(
     lmbd: float = 0.01,

@@ -12,7 +12,12 @@ REFERENCE = "McMahan et al., Communication-efficient learning of deep networks f
 ONE_STEP: tuple[tuple[str, Value], ...] = (("steps", 1), ("batch", None), ("momentum", 0.0), ("optimizer", "SGD"))
 
 
-@register(title="Average of the clients' models", reference=REFERENCE)
+@register(
+    title="Average of the clients' models",
+    reference=REFERENCE,
+    ranges={"weights": ("samples", "uniform")},
+    side="server",
+)
 def fedavg(weights: Literal["samples", "uniform"] = "samples") -> Method:
     """`theta <- theta + sum_k p_k D_k`, with the clients' updates `D_k`.
 

@@ -49,6 +49,7 @@ class GeneralisationAdjustment(
     Weigh,
     needs=("loss_valid", "loss_valid_trained"),
     remembers="its weight, and the validation loss of its last model",
+    by_columns=(),
 ):
     """Keeps a weight per client: `a <- clip(a + d/K g / max|g|, 0, 1)`, divided by its sum, for K clients with gaps `g`.
 

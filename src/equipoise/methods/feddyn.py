@@ -15,6 +15,7 @@ from equipoise.method import (
     Beginning,
     ClientState,
     Method,
+    Range,
     Received,
     Round,
     State,
@@ -52,7 +53,7 @@ class LinearTerm(Term):
 
 
 @dataclass(frozen=True)
-class DriftCorrection(Step):
+class DriftCorrection(Step, by_columns=("drift",)):
     """`theta <- mean of local models - h / alpha`, after `h <- h - alpha/N * sum of the updates`, for N clients.
 
     The state is `-h / alpha`: the sum of all updates so far, divided by N. It does not depend on alpha.
@@ -75,6 +76,8 @@ class DriftCorrection(Step):
 @register(
     title="Local terms that align the clients' optima with the global one",
     reference="Acar et al., Federated learning based on dynamic regularization, ICLR 2021",
+    ranges={"alpha": Range(0.001, 0.3, log=True)},
+    side="client",
 )
 def feddyn(
     alpha: float = 0.01,

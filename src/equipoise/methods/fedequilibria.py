@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equipoise.method import Method, Round, State, Weigh, Weighed, register, require
+from equipoise.method import Method, Range, Round, State, Weigh, Weighed, register, require
 from equipoise.parts.fisher import Fisher
 from equipoise.parts.minnorm import min_norm_weights
 from equipoise.parts.weights import shares
@@ -23,7 +23,7 @@ COLLAPSED = 1.5  # a warning is given if the effective number of clients behind 
 
 
 @dataclass(frozen=True)
-class Equilibrium(Weigh):
+class Equilibrium(Weigh, by_columns=()):
     """The weights `w = t w_moo + (1 - t) w_dist` (equation 3).
 
     `w_moo` are the min-norm weights of the clients' Fisher diagonals; `w_dist` are the clients' shares of the norms of
@@ -43,18 +43,23 @@ class Equilibrium(Weigh):
         drift = shares(round.updates.norms())  # equation 2
         if self.t == 0:
             return Weighed(drift, figures={"w_dist": drift})
-        matrix = round.updates.gram if self.moo == "update" else self._fisher_gram(round.reports["fisher"])
+        matrix = round.updates.gram if self.moo == "update" else self._fisher_gram(round)
         conflict = min_norm_weights(matrix)  # equation 1
         weights = self.t * conflict + (1 - self.t) * drift
         effective = 1 / conflict.square().sum()
         figures = {"w_moo": conflict, "w_dist": drift, "n_eff": effective}
         return Weighed(weights, figures=figures, warning=self._warning(effective, len(round.clients)))
 
-    def _fisher_gram(self, fisher: Tensor) -> Tensor:
-        matrix = gram(fisher)
+    def _fisher_gram(self, round: Round) -> Tensor:
+        fisher, columns = round.reports["fisher"], round.columns
+        matrix = gram(fisher, columns)
         if self.fim_scale == "none":
             return matrix
-        scale = matrix.diagonal().sqrt() if self.fim_scale == "l2" else fisher.double().mean(1)
+        if self.fim_scale == "l2":
+            scale = matrix.diagonal().sqrt()
+        else:
+            entries = fisher.new_tensor(float(fisher.shape[1]), dtype=torch.float64)
+            scale = columns.add_up(fisher.double().sum(1)) / columns.add_up(entries)
         inverse = torch.where(scale > 0, 1 / scale.clamp(min=torch.finfo(torch.float64).tiny), 0.0)
         return matrix * inverse[:, None] * inverse[None, :]
 
@@ -76,6 +81,8 @@ class Equilibrium(Weigh):
         "pacs": {"t": 0.8},
         "clinics": {"t": 0.3},  # chosen by benchmarks/demo_parameters.py for the literal rule
     },
+    ranges={"t": Range(0.0, 1.0), "fim_scale": ("none", "l2", "mean")},
+    side="server",
 )
 def fedequilibria(
     t: float = 0.7,

@@ -31,7 +31,7 @@ class WeightedGroups(Term, needs=("shared group weights", "groups", "classes")):
 
 
 @dataclass(frozen=True)
-class ByGroupWeight(Weigh, needs=("group_weight",)):
+class ByGroupWeight(Weigh, needs=("group_weight",), by_columns=()):
     """Weights clients by the sum of the weights on their samples, which is their number before the server moves them."""
 
     rank: ClassVar[int] = 1
@@ -76,6 +76,7 @@ class GroupShare(
     needs=("group_losses", "group_sizes"),
     gives=("shared group weights",),
     remembers="its samples by group and class",
+    by_columns=(),
 ):
     """Moves the weights of classes and groups by the pooled losses at the received model, and sends them."""
 

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor
 
-from equipoise.method import EquipoiseError, Method, Round, State, Step, Stepped, register, require
+from equipoise.method import EquipoiseError, Method, Range, Round, State, Step, Stepped, register, require
 from equipoise.parts.conflicts import ExternalConflicts, InternalConflicts
 from equipoise.parts.reports import GlobalLoss
 from equipoise.parts.steps import LengthOfMean, ServerRate
@@ -33,7 +33,7 @@ def decayed(beta_init: float, t: int, rounds: int) -> float:
 
 
 @dataclass(frozen=True)
-class DecayingMomentum(Step):
+class DecayingMomentum(Step, by_columns=("velocity",)):
     """`v <- beta_t v + direction`, and the model moves by `v`. The coefficient `beta_t` falls from `beta_init` to 0."""
 
     reads_updates: ClassVar[bool] = False
@@ -64,6 +64,8 @@ class DecayingMomentum(Step):
         "scanners": {"q": 0.02},
         "clinics": {"q": 0.1},  # chosen by benchmarks/demo_parameters.py
     },
+    ranges={"q": Range(0.01, 5.0, log=True), "alpha": Range(0.0, 0.5), "beta_init": Range(0.0, 0.5)},
+    side="server",
 )
 def fedfe(
     q: float = 1.0,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from equipoise.method import Method, register, require
+from equipoise.method import Method, Range, register, require
 from equipoise.parts.conflicts import ExternalConflicts, InternalConflicts
 from equipoise.parts.reports import GlobalLoss
 from equipoise.parts.steps import LengthOfMean
@@ -12,6 +12,8 @@ from equipoise.parts.weights import Uniform
 @register(
     title="Conflicting updates are projected onto each other's normal planes",
     reference="Wang et al., Federated learning with fair averaging, IJCAI 2021",
+    ranges={"alpha": Range(0.0, 0.5)},
+    side="server",
 )
 def fedfv(alpha: float = 0.1, tau: int = 1) -> Method:
     """From each update, its components along conflicting updates (with a negative inner product) are removed.

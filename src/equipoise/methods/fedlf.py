@@ -38,7 +38,7 @@ def levelling(loss: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class RecentAbsentees(Shape, remembers="its last update"):
+class RecentAbsentees(Shape, remembers="its last update", by_columns=("updates",)):
     """Adds the last updates of recently absent clients.
 
     These are clients that last took part at most `seen / present` rounds ago: the number of clients that ever took
@@ -56,7 +56,7 @@ class RecentAbsentees(Shape, remembers="its last update"):
 
 
 @dataclass(frozen=True)
-class LayerwiseFair(Merge, needs=("loss",)):
+class LayerwiseFair(Merge, needs=("loss",), by_columns=()):
     """For each tensor, the min-norm point of the clients' updates, absent clients' updates, and the levelling
     direction.
 
@@ -68,30 +68,34 @@ class LayerwiseFair(Merge, needs=("loss",)):
     scaled: bool = False  # as in the authors' code: scale the vectors of a tensor to their mean norm, join nothing
 
     def __call__(self, round: Round, weights: Tensor) -> Merged:
-        layout = round.setting.layout
-        assert layout is not None  # aggregate fills it
+        slices, columns = round.slices, round.columns
         rows, absent = round.updates.shaped, round.updates.absent
         everyone = rows if absent is None else torch.cat([rows, absent])
         level = levelling(round.reports["loss"].double())
         level = F.pad(level, (0, len(everyone) - len(rows)))
         direction = torch.zeros_like(rows[0])
-        used = rows.new_zeros(len(everyone), len(layout.slices), dtype=torch.float64)
-        places = list(layout.slices)
-        whole = everyone.norm()
+        used = rows.new_zeros(len(everyone), len(slices), dtype=torch.float64)
+        places = [[i] for i in range(len(slices))]  # the tensors that are solved together
+        whole = columns.length(everyone.flatten())
         i = 0
         while i < len(places):
-            here = everyone[:, places[i]]
-            products = gram(here)
+            place = slice(slices[places[i][0]].start, slices[places[i][-1]].stop)
+            here = everyone[:, place]
+            products = gram(here, columns)
             share = self._solve(products, level, len(rows))
             found = share.to(here.dtype) @ here
             length = products.trace().sqrt()
-            if length > STILL * whole and found.norm() <= VANISHED * length and len(places) > 1 and not self.scaled:
+            if (
+                length > STILL * whole
+                and columns.length(found) <= VANISHED * length
+                and len(places) > 1
+                and not self.scaled
+            ):
                 i = min(i, len(places) - 2)
-                places[i : i + 2] = [slice(places[i].start, places[i + 1].stop)]
+                places[i : i + 2] = [places[i] + places[i + 1]]
                 continue
-            direction[places[i]] = found
-            inside = [j for j, s in enumerate(layout.slices) if places[i].start <= s.start < places[i].stop]
-            used[:, inside] = share[:, None]
+            direction[place] = found
+            used[:, places[i]] = share[:, None]
             i += 1
         return Merged(direction, used[: len(rows)].to(rows.dtype))
 

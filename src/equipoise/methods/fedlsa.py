@@ -48,7 +48,7 @@ class ToAnchor(Term, needs=("shared anchors", "features on the sphere", "class o
 
 
 @dataclass(frozen=True)
-class TrainedAnchors(Share, needs=("features on the sphere",), gives=("shared anchors",)):
+class TrainedAnchors(Share, needs=("features on the sphere",), gives=("shared anchors",), by_columns=()):
     """Sends `anchors [C, width]` of length one.
 
     The server trains them so that the global classifier, held fixed, tells them apart, and so that they lie far from
@@ -65,7 +65,7 @@ class TrainedAnchors(Share, needs=("features on the sphere",), gives=("shared an
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
         layout = round.setting.layout
         assert layout is not None  # aggregate fills it
-        weight, bias = linear_head(layout.split(theta), "fedlsa")
+        weight, bias = linear_head(layout.split(round.columns.whole(theta)), "fedlsa")
         labels = torch.arange(len(weight), device=weight.device)
 
         def loss(net: AnchorNet, step: int) -> Tensor:

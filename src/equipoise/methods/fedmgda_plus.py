@@ -11,14 +11,28 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from equipoise.method import Method, Round, Shape, Shaped, State, Step, Stepped, Weigh, Weighed, register, require
+from equipoise.method import (
+    Method,
+    Range,
+    Round,
+    Shape,
+    Shaped,
+    State,
+    Step,
+    Stepped,
+    Weigh,
+    Weighed,
+    register,
+    require,
+)
 from equipoise.parts.minnorm import boxed_min_norm_weights
 from equipoise.parts.steps import ServerRate
 from equipoise.parts.weights import shares
+from equipoise.updates import Updates
 
 
 @dataclass(frozen=True)
-class UnitUpdates(Shape):
+class UnitUpdates(Shape, by_columns=()):
     """Scales every update to length one; a zero update stays zero."""
 
     def __call__(self, round: Round, state: State) -> Shaped:
@@ -28,7 +42,7 @@ class UnitUpdates(Shape):
 
 
 @dataclass(frozen=True)
-class NearMinNorm(Weigh):
+class NearMinNorm(Weigh, by_columns=()):
     """The min-norm weights of the shaped updates, among the weights that differ by at most `eps` from the usual
     ones."""
 
@@ -48,18 +62,20 @@ class NearMinNorm(Weigh):
 
 
 @dataclass(frozen=True)
-class MeanLength(Step):
+class MeanLength(Step, by_columns=()):
     """Multiplies the direction of unit updates by the mean norm of the reported updates, so that its length fits
     training."""
 
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
-        lengths = torch.linalg.vector_norm(round.reported, dim=1, dtype=torch.float64)
+        lengths = Updates(round.reported, columns=round.columns).norms()
         return Stepped(direction * lengths.mean().to(direction.dtype))
 
 
 @register(
     title="A direction of descent for all clients, from unit updates with weights near the usual ones",
     reference="Hu et al., Federated learning meets multi-objective optimization, IEEE TNSE 2022",
+    ranges={"eps": Range(0.0, 1.0), "server_lr": Range(0.1, 3.0, log=True), "step": ("unit", "mean_length")},
+    side="server",
 )
 def fedmgda_plus(
     eps: float = 0.1,

@@ -58,7 +58,7 @@ class Normaliser(Report, gives=("normaliser",)):
 
 
 @dataclass(frozen=True)
-class NormalisedWeights(Weigh, needs=("samples", "steps", "normaliser")):
+class NormalisedWeights(Weigh, needs=("samples", "steps", "normaliser"), by_columns=()):
     """The weights `p_k t / a_k`: shares `p_k` of the samples, normalisers `a_k`, and their mean `t = sum_j p_j a_j`.
 
     They do not sum to one. With a proximal term the mean is that of the steps.

@@ -11,12 +11,12 @@ from typing import Literal
 
 from torch import Tensor
 
-from equipoise.method import Method, Round, Sent, State, register, require
+from equipoise.method import Method, Range, Round, Sent, State, register, require
 from equipoise.parts.prototypes import ClassMeans, MeanPrototypes, ToPrototype
 
 
 @dataclass(frozen=True)
-class ScalarPrototypes(MeanPrototypes):
+class ScalarPrototypes(MeanPrototypes, by_columns=()):
     """Prototypes in which all entries are replaced by their mean, as in the code of a public benchmark."""
 
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
@@ -28,6 +28,8 @@ class ScalarPrototypes(MeanPrototypes):
 @register(
     title="Features pulled towards global class prototypes",
     reference="Tan et al., FedProto: federated prototype learning across heterogeneous clients, AAAI 2022",
+    ranges={"lam": Range(0.01, 5.0, log=True)},
+    side="client",
 )
 def fedproto(
     lam: float = 1.0,

@@ -51,7 +51,7 @@ def first_anchors(classes: int, width: int, seed: int) -> Tensor:
 
 @dataclass(frozen=True)
 class SemanticAnchors(
-    Share, needs=("prototypes", "prototype_counts"), gives=("shared anchors",), remembers=LAST_PROTOTYPES
+    Share, needs=("prototypes", "prototype_counts"), gives=("shared anchors",), remembers=LAST_PROTOTYPES, by_columns=()
 ):
     """Sends `anchors [C, F]`, a moving average of the mean prototypes: `anchor <- ema anchor + (1 - ema) prototype`."""
 

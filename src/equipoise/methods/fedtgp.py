@@ -40,7 +40,7 @@ def adaptive_margin(centres: Tensor, known: Tensor, kind: Margin, cap: float) ->
 
 
 @dataclass(frozen=True)
-class TrainedPrototypes(PrototypeShare):
+class TrainedPrototypes(PrototypeShare, by_columns=()):
     """Sends prototypes made by a net on the server.
 
     The net is trained so that each client's prototype is nearest to that of its class, by a margin.

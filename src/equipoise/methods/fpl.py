@@ -68,7 +68,11 @@ def cluster_contrast(features: Tensor, clusters: Tensor, classes: Tensor, y: Ten
 
 @dataclass(frozen=True)
 class ClusterPrototypes(
-    Share, needs=("prototypes", "prototype_counts"), gives=("shared cluster prototypes",), remembers=LAST_PROTOTYPES
+    Share,
+    needs=("prototypes", "prototype_counts"),
+    gives=("shared cluster prototypes",),
+    remembers=LAST_PROTOTYPES,
+    by_columns=(),
 ):
     """Sends the clusters of all clients' prototypes.
 

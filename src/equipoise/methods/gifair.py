@@ -25,7 +25,7 @@ def standing(loss: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class ByStanding(Weigh, needs=("samples", "loss")):
+class ByStanding(Weigh, needs=("samples", "loss"), by_columns=()):
     """The weights `p_k + lambda r_k`, with the client's share of samples `p_k` and its standing `r_k` among the losses.
 
     `lambda` is the share `strength` of the largest value that leaves no weight negative, `min p_k / (m - 1)`.

@@ -16,6 +16,7 @@ from equipoise.method import (
     Local,
     Method,
     Model,
+    Range,
     Received,
     Tensors,
     Term,
@@ -85,6 +86,8 @@ def _flattened(params: Tensors, buffers: Tensors) -> Tensors:
     # Features are not normalised and the rate is high: at 5 the contrast outweighs the labels. Chosen on validation
     # data.
     per_dataset={"scanners": {"mu": 0.1}},
+    ranges={"mu": Range(0.01, 5.0, log=True), "tau": Range(0.1, 1.0)},
+    side="client",
 )
 def moon(mu: float = 5.0, tau: float = 0.5, projection: int | None = None) -> Method:
     """Adds a contrast to the local loss: features near the global model's, and away from the client's previous model's.

@@ -25,7 +25,7 @@ from equipoise.parts.weights import Uniform
 
 
 @dataclass(frozen=True)
-class PowerOfChoice(Select):
+class PowerOfChoice(Select, by_columns=()):
     """Draws candidates by their samples, and selects those with the largest losses.
 
     The losses are those of the current model, for which the candidates are asked, or the clients' mean training losses

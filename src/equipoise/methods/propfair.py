@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from equipoise.method import Method, Received, Term, register, require
+from equipoise.method import Method, Range, Received, Term, register, require
 
 
 def proportional(loss: Tensor, M: float, eps: float) -> Tensor:
@@ -36,7 +36,9 @@ class ProportionalLoss(Term):
 @register(
     title="Proportional fairness by a logarithm of the loss",
     reference="Zhang et al., Proportional fairness in federated learning, TMLR 2023",
-    per_dataset={"scanners": {"M": 3.0}},  # above log 10, the first loss with ten classes
+    per_dataset={"scanners": {"M": 3.0}},  # above log 10, the first loss with ten classes,
+    ranges={"M": Range(2.0, 6.0), "eps": Range(0.05, 0.5)},
+    side="server",
 )
 def propfair(M: float = 2.0, eps: float = 0.2) -> Method:
     """Each client minimises `-log(1 - loss/M)`, so that a batch with a large loss counts more.

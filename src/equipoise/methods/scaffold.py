@@ -32,7 +32,7 @@ from equipoise.method import (
 )
 from equipoise.parts.reports import effective_steps
 from equipoise.parts.steps import ServerRate
-from equipoise.parts.weights import Uniform
+from equipoise.parts.weights import BySamples, Uniform
 
 
 @dataclass(frozen=True)
@@ -71,20 +71,31 @@ class ControlChange(Report, gives=("control",)):
 
 
 @dataclass(frozen=True)
-class ControlShare(Share, needs=("control",), gives=("shared control",)):
+class ControlShare(Share, gives=("shared control",), by_columns=("control",)):
     """Sends `control [G]`: `c <- c + sum of changes / N`, for N clients.
 
-    So `c` stays the mean of all `c_k`, those of absent clients included.
+    So `c` stays the mean of all `c_k`, those of absent clients included; or their mean by samples.
     """
 
     reads_updates: ClassVar[bool] = False
 
     by_participants: bool = False  # divide by the number of the round's participants instead of N
+    by_samples: bool = False  # weigh the changes by samples
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The changes, and the numbers of samples if these weigh them."""
+        return ("control", "samples") if self.by_samples else ("control",)
 
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
-        change = round.reports["control"].sum(0)
-        count = len(round.clients) if self.by_participants else round.known("num_clients", "scaffold")
-        control = state.tensor("control", torch.zeros_like(change)) + change / count
+        changes = round.reports["control"]
+        if self.by_samples:
+            share = round.reports["samples"] / round.known("total_samples", "scaffold(weights='samples')")
+            change = share.to(changes.dtype) @ changes
+        else:
+            count = len(round.clients) if self.by_participants else round.known("num_clients", "scaffold")
+            change = changes.sum(0) / count
+        control = state.tensor("control", torch.zeros_like(change)) + change
         return Sent({"control": control}, {"control": control})
 
 
@@ -94,17 +105,24 @@ class ControlShare(Share, needs=("control",), gives=("shared control",)):
     # The mean control is one round old. With momentum 0.9 a client moves along it by about 28 learning rates, which at
     # the rate 0.05 is too far: training breaks down for some seeds.
     per_dataset={"scanners": {"momentum": False}},
+    ranges={"momentum": (True, False)},
+    side="client",
 )
 def scaffold(
-    server_lr: float | None = None, momentum: bool = True, variant: Literal["paper", "released"] = "paper"
+    server_lr: float | None = None,
+    momentum: bool = True,
+    variant: Literal["paper", "released"] = "paper",
+    weights: Literal["uniform", "samples"] = "uniform",
 ) -> Method:
     """Every local gradient is corrected by `c - c_k`: the mean control variate minus the client's own.
 
     The optimizer is SGD. `momentum=False` trains without momentum, as the paper does; otherwise the run's momentum is
     kept, and its effect removed from the control variates. `server_lr` multiplies the direction; it is 1 by default.
     `variant="released"` follows the code of a public benchmark: no momentum, no weight decay, a `server_lr` of 0.25,
-    and a mean control variate over the round's participants.
+    and a mean control variate over the round's participants. `weights="samples"` averages updates and control variates by
+    samples, as FLamby does.
     """
+    require(variant == "paper" or weights == "uniform", "weights", "'uniform' with variant='released'", weights)
     released = variant == "released"
     rate = (0.25 if released else 1.0) if server_lr is None else server_lr
     require(rate > 0, "server_lr", "above 0", rate)
@@ -116,8 +134,8 @@ def scaffold(
     return Method(
         terms=(ControlVariates(),),
         reports=(ControlChange(),),
-        weigh=Uniform(),
+        weigh=BySamples() if weights == "samples" else Uniform(),
         step=(ServerRate(rate),) if rate != 1 else (),
-        share=(ControlShare(by_participants=released),),
+        share=(ControlShare(by_participants=released, by_samples=weights == "samples"),),
         training=tuple(demands.items()),
     )

@@ -30,7 +30,7 @@ DAY = 24  # hours
 
 # --------------------------------------------------------------------------- by samples
 @dataclass(frozen=True)
-class SampleDraw(Select):
+class SampleDraw(Select, by_columns=()):
     """Draws clients without replacement, with chances proportional to their training samples."""
 
     def __call__(self, turnout: Turnout, state: State) -> Selected:
@@ -48,7 +48,7 @@ def select_by_samples() -> Method:
 
 # --------------------------------------------------------------------------- the worst first
 @dataclass(frozen=True)
-class WorstFirst(Select):
+class WorstFirst(Select, by_columns=()):
     """A share of the places goes to the clients with the largest last known values, the others are drawn uniformly.
 
     A client of which no value is known yet comes before all others, so that everyone is tried.
@@ -95,7 +95,7 @@ def select_worst(by: Literal["loss", "gap"] = "loss", quota: float = 0.5) -> Met
 
 # --------------------------------------------------------------------------- by the hours of the day
 @dataclass(frozen=True)
-class DailyHours(Select):
+class DailyHours(Select, by_columns=()):
     """Draws uniformly among the clients that are there at the hour of the round.
 
     If nobody is, the round waits for the next client.
@@ -160,16 +160,42 @@ def select_by_hours(opens: tuple[float, ...] = (), length: float = 8.0, per_day:
 
 # --------------------------------------------------------------------------- in turn
 @dataclass(frozen=True)
-class InTurn(Select):
-    """Takes the clients in the order of their numbers, and begins again after the last."""
+class InTurn(Select, by_columns=()):
+    """Takes the clients in the order of their numbers, and begins again after the last.
+
+    With `shuffled`, each such cycle has a random order of its own.
+    """
+
+    shuffled: bool = False
 
     def __call__(self, turnout: Turnout, state: State) -> Selected:
         turn = int(state.tensor("turn", torch.tensor(0)))
-        chosen = sorted(turnout.available, key=lambda c: (c < turn, c))[: turnout.places]
-        return Selected(chosen, {"turn": torch.tensor(chosen[-1] + 1)}, others="its turn comes later")
+        if self.shuffled:
+            chosen, after = self._follow_orders(turnout, turn)
+        else:
+            chosen = sorted(turnout.available, key=lambda c: (c < turn, c))[: turnout.places]
+            after = chosen[-1] + 1
+        return Selected(chosen, {"turn": torch.tensor(after)}, others="its turn comes later")
+
+    def _follow_orders(self, turnout: Turnout, turn: int) -> tuple[list[int], int]:
+        """The next clients that are available, in random orders one after the other from place `turn` on; and the place
+        behind the last of them."""
+        total, seed = turnout.setting.num_clients or max(turnout.available) + 1, turnout.setting.seed
+        chosen: list[int] = []
+        while len(chosen) < min(turnout.places, len(turnout.available)):
+            cycle, place = divmod(turn, total)
+            client = int(seeds.permutation(total, seed, "turns", cycle)[place])
+            turn += 1
+            if client in turnout.available and client not in chosen:
+                chosen.append(client)
+        return chosen, turn
 
 
 @register(title="Clients take part in turn", reference="a selection, no paper")
-def select_in_turn() -> Method:
-    """Round by round the next clients take part, in the order of their numbers; an absent one is passed over."""
-    return Method(select=InTurn())
+def select_in_turn(shuffled: bool = False) -> Method:
+    """Round by round the next clients take part, in the order of their numbers; an absent one is passed over.
+
+    With one client per round this is cyclic training: the model goes from client to client. `shuffled` draws a new order
+    for each cycle, as FLamby does.
+    """
+    return Method(select=InTurn(shuffled))

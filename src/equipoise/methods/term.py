@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from equipoise.method import Method, Round, State, Weigh, Weighed, register, require
+from equipoise.method import Method, Range, Round, State, Weigh, Weighed, register, require
 from equipoise.parts.reports import GlobalLoss
 from equipoise.parts.weights import shares
 
 
 @dataclass(frozen=True)
-class Tilted(Weigh, needs=("samples", "loss")):
+class Tilted(Weigh, needs=("samples", "loss"), by_columns=()):
     """Weights proportional to `p_k exp(t F_k)`, with the client's share of samples `p_k` and its loss `F_k`."""
 
     t: float  # the tilt
@@ -26,6 +26,8 @@ class Tilted(Weigh, needs=("samples", "loss")):
 @register(
     title="Weights tilted towards large losses",
     reference="Li, Beirami, Sanjabi, Smith, Tilted empirical risk minimization, ICLR 2021",
+    ranges={"t": Range(0.01, 5.0, log=True)},
+    side="server",
 )
 def term(t: float = 0.1) -> Method:
     """Weights proportional to `p_k exp(t F_k)`, with shares of samples `p_k` and losses `F_k` of the received model.

@@ -46,11 +46,17 @@ def find_builder(text: str) -> Callable[[tuple[int, ...], int], nn.Module]:
     return build
 
 
-def build_model(text: str, input_shape: tuple[int, ...], classes: int, seed: int = 0) -> nn.Module:
+def build_model(
+    text: str, input_shape: tuple[int, ...], classes: int, seed: int = 0, torch_seed: int | None = None
+) -> nn.Module:
     """A freshly initialised model from text such as `mlp(hidden=(64,))`, for samples of shape `input_shape`.
+
+    With `torch_seed`, it is the model after `torch.manual_seed(torch_seed)`, as public codes have it.
 
     >>> sum(p.numel() for p in build_model("linear", (784,), 10).parameters())
     7850
     """
     build = find_builder(text)
+    if torch_seed is not None:
+        return seeds.build_from_torch_seed(lambda: build(input_shape, classes), torch_seed)
     return seeds.build_from_seed(lambda: build(input_shape, classes), seed, "model")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import prod
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -104,12 +104,17 @@ class Probabilities(nn.Module):
         return out._replace(logits=out.logits.softmax(-1))
 
 
-def linear(input_shape: tuple[int, ...], classes: int, double_softmax: bool = False) -> nn.Module:
+def linear(
+    input_shape: tuple[int, ...], classes: int, double_softmax: bool = False, zero_bias: bool = False
+) -> nn.Module:
     """Multinomial logistic regression.
 
-    `double_softmax` applies a softmax before the loss, which has one itself, as FedFV's public code does.
+    `double_softmax` applies a softmax before the loss, which has one itself, and `zero_bias` begins with biases of zero,
+    both as FedFV's public code does.
     """
     model = MLP(prod(input_shape), (), classes)
+    if zero_bias:
+        nn.init.zeros_(model.head.bias)
     return Probabilities(model) if double_softmax else model
 
 
@@ -133,12 +138,14 @@ def cnn(
     hidden: int = 512,
     double_softmax: bool = False,
     spare: int = 0,
+    variant: Literal["paper", "released"] = "paper",
 ) -> nn.Module:
     """McMahan's network: 5x5 convolutions of 32 and 64 channels, each with pooling, and a layer of 512.
 
     `padded=False` leaves out the padding, as in FedFE. `hidden` is the width of the last hidden layer. `double_softmax`
     applies a softmax before the loss, which has one itself, as FedFV's public code does. `spare` outputs belong to no
-    class: that code has 52 of them for the ten digits.
+    class: that code has 52 of them for the ten digits. `variant="released"` has no ReLU behind the convolutions and one on
+    the outputs, as that code does.
     """
     channels, height, breadth = images(input_shape, "cnn")
     require(spare >= 0, "spare", "at least 0", spare)
@@ -146,12 +153,14 @@ def cnn(
     smaller = [((side + 2 * padding - 4) // 2 + 2 * padding - 4) // 2 for side in (height, breadth)]
     if min(smaller) < 1:
         raise EquipoiseError(f"Images of {height}x{breadth} are too small for `cnn`: use `small_cnn`.")
+    released = variant == "released"
     stages = [
-        nn.Sequential(nn.Conv2d(a, b, 5, padding=padding), nn.ReLU(), nn.MaxPool2d(2))
+        nn.Sequential(nn.Conv2d(a, b, 5, padding=padding), *([] if released else [nn.ReLU()]), nn.MaxPool2d(2))
         for a, b in ((channels, 32), (32, 64))
     ]
     neck = nn.Sequential(nn.Linear(64 * prod(smaller), hidden), nn.ReLU())
-    model = Staged(stages, nn.Linear(hidden, classes + spare), pooling="flatten", neck=neck)
+    head = nn.Linear(hidden, classes + spare)
+    model = Staged(stages, nn.Sequential(head, nn.ReLU()) if released else head, pooling="flatten", neck=neck)
     model.spare_outputs = spare
     return Probabilities(model, spare) if double_softmax else model
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from equipoise import seeds
+from equipoise.columns import Columns
 from equipoise.roles import Shape, Step
 from equipoise.types import Round, Shaped, State, Stepped
 from equipoise.updates import gram, products
@@ -46,11 +47,12 @@ def project_conflicts(gram: Tensor, order: Tensor, projected: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class InternalConflicts(Shape, needs=("loss",)):
+class InternalConflicts(Shape, needs=("loss",), by_columns=()):
     """Removes from the clients' updates what conflicts with the updates of others, except for the clients that are
     kept.
 
-    The updates of others are gone through in the order of the clients' losses.
+    The updates of others are gone through in the order of the clients' losses. The records tell with how many others
+    each client's update conflicts before that.
     """
 
     alpha: float = 0.1  # the share of clients, those with the largest losses, whose updates are kept as they are
@@ -70,16 +72,20 @@ class InternalConflicts(Shape, needs=("loss",)):
             projected[order[self.project_first :]] = False
         elif self.alpha > 0:
             projected[ascending[ceil((len(loss) - 1) * (1 - self.alpha)) :]] = False
-        return Shaped(round.updates.with_coefficients(project_conflicts(round.updates.gram, order, projected)))
+        inner = round.updates.gram
+        return Shaped(
+            round.updates.with_coefficients(project_conflicts(inner, order, projected)),
+            figures={"internal conflicts": (inner < 0).sum(1).double()},
+        )
 
 
 @dataclass(frozen=True)
-class ExternalConflicts(Step):
+class ExternalConflicts(Step, by_columns=("updates",)):
     """Removes from the direction what conflicts with the last updates of recently absent clients.
 
     These are clients that last took part 1 to `tau` rounds ago. Round by round, the oldest first, the direction's
     component along the sum of those updates that conflict with it is removed. The server keeps the updates of `tau`
-    rounds.
+    rounds. The records tell how many absent clients the direction conflicts with before that.
     """
 
     tau: int  # how many rounds back; 0: the direction is left as it is
@@ -96,19 +102,24 @@ class ExternalConflicts(Step):
         now = torch.tensor(round.round)
         rows = past.put(round.clients, round.reported)
         seen = seen.put(round.clients, [now] * len(round.clients))
+        conflicts = torch.tensor(0.0)
         if round.round >= self.tau:
             absent = [c for c in past if 1 <= round.round - int(seen[c]) <= self.tau]
             if absent:
                 age = [round.round - int(seen[c]) for c in absent]
-                direction = _project_against(direction, torch.stack([past[c] for c in absent]), age)
+                direction, conflicts = _project_against(direction, past.take(absent), age, round.columns)
         recent = [c for c in rows if round.round - int(seen[c]) < self.tau]
-        return Stepped(direction, {"updates": rows.only(recent), "seen": seen.only(recent)})
+        kept = {"updates": rows.only(recent), "seen": seen.only(recent)}
+        return Stepped(direction, kept, figures={"external conflicts": conflicts})
 
 
-def _project_against(direction: Tensor, rows: Tensor, age: list[int]) -> Tensor:
-    """One projection per past round. All inner products are computed first, so that the rows are read only once."""
-    along = products(rows, direction)
-    between = gram(rows)
+def _project_against(direction: Tensor, rows: Tensor, age: list[int], columns: Columns) -> tuple[Tensor, Tensor]:
+    """One projection per past round: the direction after it, and with how many of the rows it was in conflict before.
+
+    All inner products are computed first, so that the rows are read only once.
+    """
+    along = products(rows, direction, columns)
+    between = gram(rows, columns)
     ages = torch.tensor(age)
     given_up = torch.zeros(len(age), dtype=torch.float64)
     for i in sorted(set(age), reverse=True):
@@ -117,4 +128,4 @@ def _project_against(direction: Tensor, rows: Tensor, age: list[int]) -> Tensor:
         product, length = conflict @ current, conflict @ between @ conflict
         if product < 0 and length > 0:
             given_up += product / length * conflict
-    return direction - given_up.to(direction.dtype) @ rows
+    return direction - given_up.to(direction.dtype) @ rows, (along < 0).sum().double()

@@ -27,7 +27,8 @@ from equipoise.roles import Report
 from equipoise.types import EquipoiseError, Samples, Tensors, Trained
 
 SAMPLES_AT_ONCE = 256
-ENTRIES_AT_ONCE = 1 << 24  # entries of a convolution's per-sample gradients, or of its patches, held at once
+COLUMNS_AT_ONCE = 64  # of a product in a convolution's rule, where it has fewer channels
+ENTRIES_AT_ONCE = 1 << 20  # entries of a convolution's per-sample gradients held at once: 4 MB
 
 # Whether the rules hold for a model. It depends on its structure, not on weights or samples, so one trial is enough.
 _TRIED: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
@@ -47,19 +48,38 @@ def _linear(layer: nn.Linear, own: Tensors, inputs: Tensor, gradient: Tensor) ->
 
 
 def _convolution(layer: nn.Conv2d, own: Tensors, inputs: Tensor, gradient: Tensor) -> Tensors:
+    """The gradient of each sample's loss, a few offsets of the kernel at a time, squared and added up in the cache.
+
+    At an offset, the weight's gradient is the product of the output's gradient and of the inputs that the offset meets.
+    Offsets of a layer with few channels are taken together, because a product with few columns is slow.
+    """
     assert not isinstance(layer.padding, str)  # `_rule` leaves such layers to `_by_samples`
-    gradient = gradient.flatten(2)
-    weight = torch.zeros_like(own["weight"]).flatten(1)
-    places = gradient.shape[2]
-    size = max(1, ENTRIES_AT_ONCE // max(weight.numel(), weight.shape[1] * places))
-    for start in range(0, len(inputs), size):
-        some = slice(start, start + size)
-        patches = F.unfold(
-            inputs[some], layer.kernel_size, layer.dilation, layer.padding, layer.stride
-        )  # [n, in*k*k, places]
-        weight += torch.bmm(gradient[some], patches.mT).square().sum(0)
-    sums = {"weight": weight.view_as(own["weight"]), "bias": gradient.sum(2).square().sum(0)}
-    return {name: sums[name] for name in own}
+    (high, wide), (down, across), (above, left) = gradient.shape[2:], layer.stride, layer.padding
+    outputs, channels, rows, columns = own["weight"].shape
+    places = F.pad(inputs.permute(0, 2, 3, 1), (0, 0, left, left, above, above))  # [n, height, width, in]
+    delta = gradient.permute(0, 2, 3, 1).flatten(1, 2).contiguous()  # [n, places, out]
+    starts = [(row * layer.dilation[0], column * layer.dilation[1]) for row in range(rows) for column in range(columns)]
+    together = max(1, COLUMNS_AT_ONCE // channels)
+    sums = own["weight"].new_zeros(outputs, len(starts), channels)
+    size = max(1, ENTRIES_AT_ONCE // (outputs * channels * together))
+    for some, turned in zip(places.split(size), delta.mT.split(size), strict=True):
+        for first in range(0, len(starts), together):
+            met = [
+                some[:, y : y + down * (high - 1) + 1 : down, x : x + across * (wide - 1) + 1 : across]
+                for y, x in starts[first : first + together]
+            ]
+            one = torch.bmm(turned, (met[0] if len(met) == 1 else torch.cat(met, 3)).flatten(1, 2))
+            _add_squares(sums[:, first : first + together], one.unflatten(2, (len(met), channels)))
+    found = {"weight": sums.mT.reshape(own["weight"].shape), "bias": delta.sum(1).square().sum(0)}
+    return {name: found[name] for name in own}
+
+
+def _add_squares(total: Tensor, single: Tensor) -> None:
+    """Add to `total` the squares of `single [n, ...]`, which is overwritten, summed over n."""
+    if len(single) == 1:
+        total.addcmul_(single[0], single[0])
+    else:
+        total += single.square_().sum(0)
 
 
 def _normalisation(layer: nn.Module, own: Tensors, normalised: Tensor, gradient: Tensor) -> Tensors:
@@ -70,9 +90,13 @@ def _normalisation(layer: nn.Module, own: Tensors, normalised: Tensor, gradient:
 
 
 def _batch_norm(layer: nn.BatchNorm2d, own: Tensors, inputs: Tensor, gradient: Tensor) -> Tensors:
-    mean, variance = own["running_mean"], own["running_var"]
-    normalised = F.batch_norm(inputs, mean, variance, training=False, eps=layer.eps)
-    return _normalisation(layer, own, normalised, gradient)
+    """The rule of `weight * (inputs - mean) / deviation + bias`, which need not normalise the inputs for it."""
+    over = tuple(range(2, inputs.dim()))
+    product, plain = inputs * gradient, gradient
+    if over:
+        product, plain = product.sum(over), plain.sum(over)
+    slope = (product - own["running_mean"] * plain) * torch.rsqrt(own["running_var"] + layer.eps)
+    return {"weight": slope.square().sum(0), "bias": plain.square().sum(0)}
 
 
 def _group_norm(layer: nn.GroupNorm, own: Tensors, inputs: Tensor, gradient: Tensor) -> Tensors:

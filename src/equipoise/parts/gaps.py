@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,11 +20,11 @@ PATIENCE = 10
 
 
 @dataclass(frozen=True)
-class LossGap(Report, gives=("gap",)):
-    """Reports `gap`: the loss of the received model minus the client's optimal loss.
+class LossGap(Report, gives=("gap", "optimum")):
+    """Reports `gap`, the loss of the received model minus the client's optimal loss, and this `optimum` itself.
 
-    Before its first round each client trains alone to find its optimal loss. Optimal loss and loss curve stay in the
-    client's state.
+    Before its first round each client trains alone to find its optimal loss, unless it brings one that it knows
+    (`Client.optimum`). The loss curve stays in the client's state.
     """
 
     split: Literal["validation", "train"] = "validation"  # the data on which losses are measured
@@ -42,19 +43,32 @@ class LossGap(Report, gives=("gap",)):
         return ("probe",) if self.early else ("train",)
 
     def start(self, beginning: Beginning) -> list[Tensors]:
-        """Train each client alone from the first model, until its training loss is flat or for `epochs`."""
+        """Train each client alone that brings no optimum, until its training loss is flat or for `epochs`."""
+        found = {
+            client: {"optimum": torch.tensor(known), "curve": torch.full((self.epochs,), torch.nan)}
+            for client, known in zip(beginning.clients, beginning.optima, strict=True)
+            if known is not None
+        }
+        unknown = [client for client in beginning.clients if client not in found]
+        return [{**found, **self._find_optima(beginning, unknown)}[client] for client in beginning.clients]
+
+    def _find_optima(self, beginning: Beginning, clients: Sequence[int]) -> dict[int, Tensors]:
+        """The optimal losses of clients that do not know theirs."""
+        if not clients:
+            return {}
         splits = dict.fromkeys(("train", self.split, *(("validation",) if self.lstar == "best_val" else ())))
-        curves = beginning.train_alone(self.epochs, tuple(splits), is_flat)
+        curves = beginning.train_alone(self.epochs, tuple(splits), is_flat, clients)
         judged = curves[self.split]
         last, best = (~judged.isnan()).sum(1) - 1, curves.get("validation", judged).nan_to_num(torch.inf).argmin(1)
         chosen = last if self.lstar == "final" else best
         optimum = judged[torch.arange(len(judged)), chosen]
-        return [{"optimum": optimum[i], "curve": curves["train"][i]} for i in range(len(judged))]
+        return {c: {"optimum": optimum[i], "curve": curves["train"][i]} for i, c in enumerate(clients)}
 
     def __call__(self, trained: Trained) -> Tensors:
         samples = trained.validation if self.split == "validation" else trained.train
         loss = mean_loss(trained, trained.received, samples)
-        return {"gap": loss - trained.states[self.key]["optimum"]}
+        optimum = trained.states[self.key]["optimum"]
+        return {"gap": loss - optimum, "optimum": optimum}
 
 
 def is_flat(curve: Tensor) -> bool:

@@ -14,7 +14,7 @@ from equipoise.updates import column_chunks
 
 
 @dataclass(frozen=True)
-class WeightedSum(Merge):
+class WeightedSum(Merge, by_columns=()):
     """The weighted sum of the updates, `sum_k w_k D_k`. This is FedAvg's merge."""
 
     rank: ClassVar[int] = 0
@@ -24,7 +24,7 @@ class WeightedSum(Merge):
 
 
 @dataclass(frozen=True)
-class MaskedMean(Merge, needs=("mask", "non-negative weights")):
+class MaskedMean(Merge, needs=("mask", "non-negative weights"), by_columns=()):
     """For each entry, the weighted mean over the clients whose mask keeps it, times the sum of all weights.
 
     `d_i = sum_j w_j * sum_k m_ki w_k D_ki / sum_k m_ki w_k`. An entry that no client keeps does not move. Without

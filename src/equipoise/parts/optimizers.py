@@ -31,8 +31,7 @@ class ServerOptimizer(Step):
         raise NotImplementedError
 
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
-        layout, constant = round.setting.layout, self.rate.is_constant
-        size = len(direction) if layout is None else layout.parameter_size
+        constant, size = self.rate.is_constant, round.parameters.stop
         rounds = 0 if constant else int(round.known("rounds", f"the schedule `{self.rate.schedule}`"))
         rate = self.rate.at(round.round, rounds)
         moved, kept = self.move(direction[:size], state)
@@ -44,7 +43,7 @@ class ServerOptimizer(Step):
 
 
 @dataclass(frozen=True)
-class ServerMomentum(ServerOptimizer):
+class ServerMomentum(ServerOptimizer, by_columns=("moment",)):
     """Momentum: `b <- beta b + D`, and the model moves by `rate * b`, for the direction `D`.
 
     With `nesterov` it moves by `rate * (D + beta b)`. With `damped` everything is multiplied by `1 - beta`, which is the
@@ -66,7 +65,7 @@ class ServerMomentum(ServerOptimizer):
 
 
 @dataclass(frozen=True)
-class AdaptiveStep(ServerOptimizer):
+class AdaptiveStep(ServerOptimizer, by_columns=("v", "m")):
     """Steps of a length of their own in each coordinate: `rate * m / (sqrt(v) + tau)`, without bias correction.
 
     `m <- beta1 m + (1 - beta1) D` for the direction `D`. Adam: `v <- beta2 v + (1 - beta2) D^2`; Yogi:

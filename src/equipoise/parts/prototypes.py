@@ -68,7 +68,7 @@ class PrototypeShare(
 
 
 @dataclass(frozen=True)
-class MeanPrototypes(PrototypeShare):
+class MeanPrototypes(PrototypeShare, by_columns=()):
     """Sends, for each class, the mean of the last prototypes of the clients that have samples of it."""
 
     by: Literal["owners", "counts"] = "owners"  # whether these clients count equally, or by their samples of the class

@@ -13,7 +13,7 @@ from equipoise.types import Selected, State, Turnout
 
 
 @dataclass(frozen=True)
-class UniformDraw(Select):
+class UniformDraw(Select, by_columns=()):
     """Every available client has the same chance. This is FedAvg's selection."""
 
     rank: ClassVar[int] = 0

@@ -12,7 +12,7 @@ from equipoise.types import Round, State, Stepped
 
 
 @dataclass(frozen=True)
-class ServerRate(Step):
+class ServerRate(Step, by_columns=()):
     """Multiplies the direction by a server learning rate."""
 
     reads_updates: ClassVar[bool] = False
@@ -24,7 +24,7 @@ class ServerRate(Step):
 
 
 @dataclass(frozen=True)
-class LengthOfMean(Step):
+class LengthOfMean(Step, by_columns=()):
     """Rescales the direction to the norm of the plain mean of the reported updates (FedFV).
 
     If projections have removed everything but rounding errors, as with two opposite updates, the plain mean itself is
@@ -33,5 +33,5 @@ class LengthOfMean(Step):
 
     def __call__(self, round: Round, direction: Tensor, state: State) -> Stepped:
         mean = round.reported.mean(0)
-        length, wanted = direction.norm(), mean.norm()
+        length, wanted = round.columns.length(direction), round.columns.length(mean)
         return Stepped(direction * (wanted / length) if length > 1e-6 * wanted else mean)

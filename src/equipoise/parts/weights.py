@@ -41,7 +41,7 @@ def lay_out(rows: PerClient, total: int, first: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
-class BySamples(Weigh, needs=("samples",)):
+class BySamples(Weigh, needs=("samples",), by_columns=()):
     """A client's weight is its share of the round's training samples, `n_k / sum_j n_j`. This is FedAvg's weighting."""
 
     rank: ClassVar[int] = 0
@@ -56,7 +56,7 @@ class BySamples(Weigh, needs=("samples",)):
 
 
 @dataclass(frozen=True)
-class Uniform(Weigh):
+class Uniform(Weigh, by_columns=()):
     """The same weight `1/m` for each of the round's m clients."""
 
     rank: ClassVar[int] = 1
@@ -71,7 +71,7 @@ class Uniform(Weigh):
 
 
 @dataclass(frozen=True)
-class PowerOfLoss(Weigh, needs=("loss",)):
+class PowerOfLoss(Weigh, by_columns=()):
     """q-FFL's weights, with their divisor: `w_k = L F_k^q / sum_j (q F_j^(q-1) ||L h_j||^2 + L F_j^q)`, `L = 1/lr`.
 
     `F_k` is the client's loss of the received model and `h_k` its shaped update; `L h_k` stands for the gradient. With
@@ -82,6 +82,12 @@ class PowerOfLoss(Weigh, needs=("loss",)):
     q: float  # the larger, the more a client with a large loss counts; 0: equal weights
     lr: float | None = None  # the rate behind L; None: the local learning rate of the run
     scale: Literal["lr", "raw"] = "lr"  # what stands for the gradient: L times the update, or the update
+    loss: Literal["loss", "loss_trained"] = "loss"  # of the received model, or of the trained one
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The loss that is raised to a power."""
+        return (self.loss,)
 
     @property
     def is_convex(self) -> bool:
@@ -94,12 +100,12 @@ class PowerOfLoss(Weigh, needs=("loss",)):
             raise EquipoiseError(
                 "q-weighting needs the local rate `lr` (L = 1/lr): write it into the method, as in fedfe(lr=0.1)."
             )
-        loss = round.reports["loss"].double() + 1e-10
+        loss = round.reports[self.loss].double() + 1e-10
         if not bool((loss > 0).all()):
-            raise EquipoiseError(f"q-weighting needs losses above zero. Found loss={round.reports['loss'].tolist()}.")
+            raise EquipoiseError(f"q-weighting needs losses above zero. Found {self.loss}={(loss - 1e-10).tolist()}.")
         # Powers are taken of losses relative to the largest one, which then cancels: no overflow for any q.
         power = (loss / loss.max()) ** self.q
         L = 1 / rate
         gain = L if self.scale == "lr" else 1.0
         divisor = (self.q * power / loss * gain**2 * round.updates.squared_norms() + L * power).sum()
-        return Weighed(gain * power / divisor, figures={"loss": loss})
+        return Weighed(gain * power / divisor, figures={self.loss: loss})

@@ -265,8 +265,13 @@ def _start(
 ) -> dict[int, ClientState]:
     """The states of clients that take part for the first time."""
 
-    def alone(epochs: int, splits: Sequence[str], stop: Callable[[Tensor], bool]) -> dict[str, Tensor]:
-        return train_alone(task, clients, _start_of(task, clients, broadcast, {}), seed, epochs, splits, stop)
+    everyone = clients
+
+    def alone(
+        epochs: int, splits: Sequence[str], stop: Callable[[Tensor], bool], clients: Sequence[int] | None = None
+    ) -> dict[str, Tensor]:
+        some = everyone if clients is None else clients
+        return train_alone(task, some, _start_of(task, some, broadcast, {}), seed, epochs, splits, stop)
 
     start = _start_of(task, clients[:1], broadcast, {})
     received = Received(
@@ -276,7 +281,8 @@ def _start(
         {},
         task.layout,
     )
-    beginning = Beginning(clients, received, alone)
+    optima = [task.federation.clients[c].optimum for c in clients]
+    beginning = Beginning(clients, received, optima, alone)
     states: dict[int, ClientState] = {c: {} for c in clients}
     for part in (*method.terms, *method.reports):
         if type(part).start is ClientPart.start:

@@ -12,6 +12,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from equipoise.columns import ALL, Columns
 from equipoise.grammar import did_you_mean
 from equipoise.roles import Part, Select, Weigh
 from equipoise.types import REPORTS, EquipoiseError, PerClient, Reports, Selected, Setting, Shaped, Turnout
@@ -20,7 +21,14 @@ from equipoise.updates import Updates
 Kind = TypeVar("Kind")
 
 
-def check_inputs(theta: Tensor, updates: Tensor, clients: tuple[int, ...], reports: Reports, setting: Setting) -> None:
+def check_inputs(
+    theta: Tensor,
+    updates: Tensor,
+    clients: tuple[int, ...],
+    reports: Reports,
+    setting: Setting,
+    columns: Columns = ALL,
+) -> None:
     m = len(clients)
     if theta.dim() != 1 or tuple(updates.shape) != (m, theta.shape[0]):
         raise EquipoiseError(
@@ -31,14 +39,18 @@ def check_inputs(theta: Tensor, updates: Tensor, clients: tuple[int, ...], repor
         raise EquipoiseError("A round needs at least one client. Found none.")
     if len(set(clients)) != m:
         raise EquipoiseError(f"Each client counts once per round. Found clients={list(clients)}.")
-    if setting.layout is not None and setting.layout.size != theta.shape[0]:
-        raise EquipoiseError(f"`layout` describes {setting.layout.size} values, theta has {theta.shape[0]}.")
+    size = parameters = None
+    if setting.layout is not None:
+        whole = slice(0, setting.layout.size), slice(0, setting.layout.parameter_size)
+        size, parameters = (here.stop - here.start for here in columns.clip(whole))
+    if size not in (None, theta.shape[0]):
+        raise EquipoiseError(f"`layout` describes {size} values, theta has {theta.shape[0]}.")
     for name, value in reports.items():
         if name not in REPORTS:
             raise EquipoiseError(
                 f"Unknown report `{name}`.{did_you_mean(name, REPORTS)} Reports: {', '.join(REPORTS)}."
             )
-        known = {"m": m, "G": setting.layout.parameter_size if setting.layout else None, "C": setting.num_classes}
+        known = {"m": m, "G": parameters, "C": setting.num_classes}
         axes = REPORTS[name].axes
         if value.dim() != len(axes) or any(
             known.get(axis) not in (None, size) for axis, size in zip(axes, value.shape, strict=True)
@@ -60,8 +72,9 @@ def check_values(theta: Tensor, updates: Tensor, clients: tuple[int, ...], repor
             raise EquipoiseError(f"Report `{name}` must be real. Found {str(value.dtype).removeprefix('torch.')}.")
         _refuse_infinite(value, f"Report `{name}`", clients)
         means = REPORTS.get(name)
-        if means and (means.is_loss or not means.is_signed) and value.numel() and float(value.min()) < 0:
-            raise EquipoiseError(f"Report `{name}` ({means.meaning}) cannot be negative. Found {float(value.min()):g}.")
+        if means and bool(means.find_impossible(value).any()):
+            limit = "must be above zero" if means.is_positive else "cannot be negative"
+            raise EquipoiseError(f"Report `{name}` ({means.meaning}) {limit}. Found {float(value.min()):g}.")
     samples = reports.get("samples")
     if samples is not None and samples.numel() and not bool(samples.any()):
         raise EquipoiseError("Report `samples` must be above zero for a client at least. Found zeros.")
@@ -186,11 +199,12 @@ def check_needs(part: Part, reports: Reports) -> None:
 
 def check_remembered(part: Part, name: str, value: object, before: object) -> None:
     """Look whether a value of a part's next state is a tensor, or one per client, of the shape that it had `before`."""
-    old = before if isinstance(before, PerClient) else {}
+    old = before if isinstance(before, PerClient) else PerClient()
     # Rows that are still the same were looked at before.
-    rows = [row for c, row in value.items() if old.get(c) is not row] if isinstance(value, PerClient) else [value]
+    rows: list[object] = value.list_new(old) if isinstance(value, PerClient) else [value]
     kinds = {describe_kind(row) for row in rows}
-    known = {describe_kind(row) for row in (list(before.values())[:1] if isinstance(before, PerClient) else [before])}
+    first = [old[client] for client in old.list_clients()[:1]] if isinstance(before, PerClient) else [before]
+    known = {describe_kind(row) for row in first}
     same = before is None or (type(value) is type(before) and (not rows or not known or kinds == known))
     if not same or len(kinds) > 1 or not all(isinstance(row, Tensor) for row in rows):
         was = "" if before is None else f", and was {' or '.join(known)}"

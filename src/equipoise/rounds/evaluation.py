@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from equipoise.data.federation import Client, Federation, Split, find_scored
+from equipoise.data.clients import Client, Split
+from equipoise.data.federation import Federation, find_scored
 from equipoise.groups import Tally, name_counts
 from equipoise.losses import Loss
 from equipoise.method import Method
@@ -54,11 +55,32 @@ class Score:
     samples: int  # how many samples the value rests on
 
 
+class Keepers:
+    """Who keeps the clients' states, for means over clients. Here all are kept by this process."""
+
+    def keeps(self, client: int) -> bool:
+        """Whether this process keeps the client's state."""
+        return True
+
+    def add_up(self, tensors: Tensors) -> Tensors:
+        """Sums over the clients of all processes, from those over this one's; of integers the largest. All processes must
+        ask for it."""
+        return tensors
+
+
+ONE_KEEPER = Keepers()
+
+
 def name_scored_model(method: Method, task: Task) -> str:
     """The model that `accuracy` belongs to, in words for the manifest."""
     name = WORDS[_models(method, task)[0]]
     iterate = [step.scored_iterate for step in method.step if step.scored_iterate]
     return f"{name}, {iterate[-1]}" if iterate else name
+
+
+def scores_own_models(method: Method, task: Task) -> bool:
+    """Whether a model is scored that has tensors of the single client."""
+    return "own" in _models(method, task)
 
 
 def list_models_at_home(method: Method, task: Task) -> list[Scored]:
@@ -80,11 +102,13 @@ def evaluate(
     models: Sequence[Scored] | None = None,
     clients: Sequence[int] | None = None,
     fewest: int = 1,
+    keepers: Keepers = ONE_KEEPER,
 ) -> list[Score]:
     """The scores of every client, or of these, that has samples in a split; and of the clients that are held out.
 
     Where samples are in groups, the counts of `groups.Tally` are among them, of each group with at least `fewest`
     samples at the client. `models` are the models to score, first the one that `accuracy` belongs to. Default: all that exist.
+    With `keepers` in several processes, `clients` are those whose own states this process keeps.
     """
     main, *others = models or _models(method, task)
     theta = server.theta if server.evaluated is None else server.evaluated
@@ -98,7 +122,7 @@ def evaluate(
         holders = [(k, index) for k, index in holders if len(index)]
         # The training data are the most samples; the model that the others are beside tells enough there.
         for model, values, suffix in variants[:1] if split == "train" else variants:
-            scores = _scores(task, server, states, holders, model, values)
+            scores = _scores(task, server, states, holders, model, values, keepers)
             for (k, index), per_sample in zip(holders, scores, strict=True):
                 client = federation.clients[k]
                 domain = client.domain or client.name
@@ -120,11 +144,12 @@ def evaluate_unseen(
     states: Mapping[int, ClientState],
     federation: Federation,
     clients: Sequence[Client],
+    keepers: Keepers = ONE_KEEPER,
 ) -> list[Score]:
     """The scores of clients that are held out: they have no tensors of their own, and no number."""
     theta = server.theta if server.evaluated is None else server.evaluated
     holders = [(-1, find_scored(client)) for client in clients]
-    scores = _scores(task, server, states, holders, choose_model_for_unseen(method, task), theta)
+    scores = _scores(task, server, states, holders, choose_model_for_unseen(method, task), theta, keepers)
     return [
         Score(client.name, client.domain or client.name, UNSEEN, metric, value, len(index))
         for client, (_, index), values in zip(clients, holders, scores, strict=True)
@@ -215,6 +240,7 @@ def _scores(
     holders: Sequence[tuple[int, Tensor]],
     model: Scored,
     theta: Tensor,
+    keepers: Keepers = ONE_KEEPER,
 ) -> list[dict[str, Tensor]]:
     """For each of `holders` (client, positions of its samples), the scores of its samples by this model, `[n]` each."""
     params = {**task.initial_params, **task.layout.split(theta.to(task.device))}
@@ -223,15 +249,20 @@ def _scores(
         return _scores_of_one_model(task, params, buffers, [index for _, index in holders], personal=False)
     everyone = range(len(task.federation))
     if model == "mean":
-        filled = _filled(task, params, server, states, everyone)
+        filled = _filled(task, params, server, states, everyone, keepers)
         return _scores_of_one_model(task, *filled, [index for _, index in holders], personal=True)
-    scores = []
-    for client, index in holders:
-        domain = task.federation.clients[client].domain
-        mates = [client] if model == "own" else [k for k in everyone if task.federation.clients[k].domain == domain]
-        filled = _filled(task, params, server, states, mates)
-        scores.append(task.scores(*filled, index.to(task.device), personal=True))
-    return scores
+    if model == "own":
+        each = (_filled(task, params, server, states, [client]) for client, _ in holders)
+    else:
+        mates: dict[str, list[int]] = {}
+        for k in everyone:
+            mates.setdefault(task.federation.clients[k].domain, []).append(k)
+        of = {domain: _filled(task, params, server, states, some, keepers) for domain, some in mates.items()}
+        each = (of[task.federation.clients[client].domain] for client, _ in holders)
+    return [
+        task.scores(*filled, index.to(task.device), personal=True)
+        for filled, (_, index) in zip(each, holders, strict=True)
+    ]
 
 
 def _scores_of_one_model(
@@ -242,7 +273,8 @@ def _scores_of_one_model(
     if not distinct:
         return []
     sizes = [len(index) for index in distinct.values()]
-    if task.evaluates_in_batches:  # a batch must not mix clients, because its statistics are used
+    # A batch must not mix clients where its statistics are used, or where a sample's noise follows from its place in it.
+    if task.evaluates_in_batches or task.noise_in_evaluation:
         parts = {key: task.scores(params, buffers, index.to(task.device), personal) for key, index in distinct.items()}
     else:
         whole = task.scores(params, buffers, torch.cat(list(distinct.values())).to(task.device), personal)
@@ -262,29 +294,38 @@ def collect_tensors(
 
 
 def _filled(
-    task: Task, params: Tensors, server: Server, states: Mapping[int, ClientState], clients: Sequence[int]
+    task: Task,
+    params: Tensors,
+    server: Server,
+    states: Mapping[int, ClientState],
+    clients: Sequence[int],
+    keepers: Keepers = ONE_KEEPER,
 ) -> tuple[Tensors, Tensors]:
     """Parameters and buffers of a whole model: `params`, completed by the mean of these clients' own tensors.
 
     The mean is weighted by training samples. Clients that never took part are left out, unless none did.
     """
-    seen = [k for k in clients if k in states] or list(clients)[:1]
+    some = clients if isinstance(clients, range) else set(clients)
+    seen = sorted(k for k in states if k in some) or list(clients[:1])
     weights = shares(torch.tensor([float(len(task.federation.clients[k].train)) for k in seen]))
     private = {name: task.initial_params[name] for name in task.private}
     buffers = _here(task, server.buffers)
     local = {name: buffers[name] for name, policy in task.policies.items() if policy == "local"}
     rows = server.memory.shared.get(PERSONAL)
 
-    def mean(each: Sequence[Tensors]) -> Tensors:
-        if len(each) == 1:
+    def mean(each: Sequence[Tensors], weights: Tensor) -> Tensors:
+        if len(seen) == 1 == len(each) and keepers is ONE_KEEPER:
             return each[0]
         return weighted_mean({name: torch.stack([one[name] for one in each]) for name in each[0]}, weights)
 
-    mine = [states.get(k, {}) for k in seen]
-    own = mean([private | _here(task, state.get(PRIVATE, {})) for state in mine])
+    here = [i for i, k in enumerate(seen) if keepers.keeps(k)]
+    mine, part = [states.get(seen[i], {}) for i in here], weights[here]
+    if not here:  # the initial tensors stand in, with no weight
+        mine, part = [{}], torch.zeros(1)
+    own = keepers.add_up(mean([private | _here(task, state.get(PRIVATE, {})) for state in mine], part))
     if isinstance(rows, PerClient):
-        own |= mean([task.personal.split(rows[k].to(task.device)) for k in seen])
-    kept = mean([local | _here(task, state.get(BUFFERS, {})) for state in mine])
+        own |= mean([task.personal.split(rows[k].to(task.device)) for k in seen], weights)
+    kept = keepers.add_up(mean([local | _here(task, state.get(BUFFERS, {})) for state in mine], part))
     return {**params, **own}, {**buffers, **kept}
 
 

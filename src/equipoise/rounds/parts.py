@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from torch import Tensor
 
 from equipoise.roles import Part
 from equipoise.rounds.contract import check_needs, check_remembered
+from equipoise.store import Store
 from equipoise.types import Memory, PerClient, Remembered, Reports, State
+
+LIMIT = 2 << 30  # bytes of one part's rows per client in memory
+
+
+@functools.cache
+def _open_store() -> Store:
+    """The store of this process: all rows that it puts on disk are in one file."""
+    return Store()
 
 
 class Parts:
@@ -29,14 +39,17 @@ class Parts:
         before = self.states.get(part.key, {})
         for name, value in state.items():
             check_remembered(part, name, value, before.get(name))
-        self.states[part.key] = {name: self.own_any(value) for name, value in state.items()}
+        self.states[part.key] = {name: self._shelve(self.own_any(value)) for name, value in state.items()}
+
+    def _shelve(self, value: Tensor | PerClient) -> Tensor | PerClient:
+        """What is remembered of clients goes to disk beyond a limit."""
+        return value.shelve(LIMIT, _open_store) if isinstance(value, PerClient) else value
 
     def own_any(self, value: Tensor | PerClient) -> Tensor | PerClient:
         """The value itself, or a copy of those of its tensors that lie in lent memory."""
         if not self.lent or not isinstance(value, PerClient):
             return value if isinstance(value, PerClient) else self.own(value)
-        rows = {client: self.own(row) for client, row in value.items()}
-        return PerClient(rows, None if value.default is None else self.own(value.default))
+        return value.change_held(self.own)
 
     def own(self, value: Tensor) -> Tensor:
         """The tensor itself, or a copy if it lies in lent memory."""

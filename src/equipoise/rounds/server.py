@@ -10,6 +10,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from equipoise.columns import ALL, Columns
 from equipoise.method import Method
 from equipoise.methods import parse
 from equipoise.parts.weights import shares
@@ -167,17 +168,19 @@ def _aggregate(
     phases: tuple[Phase, ...] = ("train",),
     merged: Merged | None = None,
     lent: Sequence[Tensor] = (),
+    columns: Columns = ALL,
 ) -> Aggregated:
     """Run the parts of the server in their order: shape, weigh, merge, step and share; then the selection remembers.
 
     `merged` is given instead of the updates where these have been summed already. What parts remember of the
-    `lent` tensors is copied, because the memory of these tensors is not the server's own.
+    `lent` tensors is copied, because the memory of these tensors is not the server's own. `columns` are those that `theta`,
+    the updates and the result have.
     """
     rows = updates if updates is not None else None if merged is None else merged.direction.expand(len(clients), -1)
     assert rows is not None
-    check_inputs(theta, rows, clients, reports, setting)
-    stack = None if updates is None else Updates(updates)
-    round = Round(theta, clients, KnownReports(reports), memory.round, setting, updates, stack)
+    check_inputs(theta, rows, clients, reports, setting, columns)
+    stack = None if updates is None else Updates(updates, columns=columns)
+    round = Round(theta, clients, KnownReports(reports), memory.round, setting, updates, stack, columns)
     parts = Parts(memory, reports, lent)
     figures: dict[str, Tensor] = {}
     for shape in method.shape:
@@ -186,7 +189,7 @@ def _aggregate(
         round = replace(round, shaped_rows=shaped.updates)
         if shape.comes_first:
             rows = shaped.updates.shaped
-            round = replace(round, reported_rows=rows, shaped_rows=Updates(rows))
+            round = replace(round, reported_rows=rows, shaped_rows=Updates(rows, columns=columns))
         figures |= shaped.figures
         parts.remember(shape, shaped.state)
     weighed = check_result(method.weigh, method.weigh(round, parts.state_of(method.weigh)), Weighed)
@@ -213,16 +216,14 @@ def _aggregate(
     is_own = direction.untyped_storage().data_ptr() not in taken
     after = direction.add_(theta) if is_own and not method.step else theta + direction
     evaluated = None if evaluated is None else parts.own(evaluated)
-    sent = _share(method, round, after, parts, phases)
+    sent, told = _share(method, round, after, parts, phases)
+    figures |= told
     parts.remember(method.select, method.select.remember(round, parts.state_of(method.select)))
     weights = weighed.weights
     if merged.tensor_weights is not None:  # the mean of the weights per tensor, by the sizes of the tensors
-        sizes = (
-            torch.tensor([s.stop - s.start for s in setting.layout.slices], dtype=torch.float64)
-            if setting.layout
-            else 1.0
-        )
-        weights = (merged.tensor_weights.double() * sizes).sum(1) / theta.shape[0]
+        places = setting.layout.slices if setting.layout else (slice(0, theta.shape[0]),)
+        sizes = torch.tensor([place.stop - place.start for place in places], dtype=torch.float64)
+        weights = (merged.tensor_weights.double() * sizes).sum(1) / sizes.sum()
     return Aggregated(
         theta=after,
         before=theta,
@@ -237,9 +238,12 @@ def _aggregate(
     )
 
 
-def _share(method: Method, round: Round, theta: Tensor, parts: Parts, phases: tuple[Phase, ...]) -> Shared:
-    """Call the `share` parts of these phases: what they send to the clients."""
+def _share(
+    method: Method, round: Round, theta: Tensor, parts: Parts, phases: tuple[Phase, ...]
+) -> tuple[Shared, Tensors]:
+    """Call the `share` parts of these phases: what they send to the clients, and the figures behind it."""
     sent: dict[str, Tensor | PerClient] = {}
+    figures: Tensors = {}
     for share in method.share:
         if set(phases) & set(share.phases):
             result = check_result(share, share(round, theta, parts.state_of(share)), Sent)
@@ -250,9 +254,16 @@ def _share(method: Method, round: Round, theta: Tensor, parts: Parts, phases: tu
                     raise EquipoiseError(
                         f"`{share.name}` (share) can send tensors, or one row per client. `{name}` is {describe_kind(value)}."
                     )
-                sent[name] = parts.own_any(value)
+                own, columns = parts.own_any(value), round.columns if name in (share.by_columns or ()) else ALL
+                sent[name] = make_whole(own, columns)
             parts.remember(share, result.state)
-    return sent
+            figures |= result.figures
+    return sent, figures
+
+
+def make_whole(value: Tensor | PerClient, columns: Columns) -> Tensor | PerClient:
+    """What a part remembers or sends that has an entry per parameter, with all columns."""
+    return value.change(columns.whole) if isinstance(value, PerClient) else columns.whole(value)
 
 
 def begin_server(method: Method, task: Task, cohort: int | None = None) -> Server:
@@ -275,40 +286,53 @@ def make_broadcast(server: Server, rounds: int, lr: float | None = None) -> Broa
     return Broadcast(server.theta, server.buffers, server.memory.shared, server.memory.round, rounds, lr)
 
 
-def server_probe(method: Method, server: Server, replies: Replies, setting: Setting) -> Server:
-    """The server after a probe, in which only the `share` parts of that phase are called."""
-    round = Round(server.theta, replies.clients, replies.reports, server.memory.round, setting)
+def server_probe(method: Method, server: Server, replies: Replies, setting: Setting) -> tuple[Server, Tensors]:
+    """The server after a probe, in which only the `share` parts of that phase are called; and their figures."""
+    theta, columns = replies.columns.cut(server.theta), replies.columns
+    round = Round(theta, replies.clients, replies.reports, server.memory.round, setting, columns=columns)
     parts = Parts(server.memory, replies.reports)
-    sent = _share(method, round, server.theta, parts, ("probe",))
+    sent, figures = _share(method, round, theta, parts, ("probe",))
     shared = {**server.memory.shared, **sent}
-    return replace(server, memory=replace(server.memory, parts=parts.remembered, shared=shared))
+    return replace(server, memory=replace(server.memory, parts=parts.remembered, shared=shared)), figures
 
 
 def server_round(method: Method, server: Server, replies: Replies, setting: Setting) -> tuple[Server, Aggregated]:
     """Do the server's half of a round: the next server, and the details of how it came about."""
     if method.streams:
         return _server_round_of_sum(method, server, add_up(method, replies), setting)
-    theta, updates = server.theta, replies.updates
+    theta, updates, columns = server.theta, replies.updates, replies.columns
     assert updates is not None
     averaged = {name: server.buffers[name] for name in replies.buffers}
     floats = Layout.of({name: value for name, value in averaged.items() if value.is_floating_point()})
     together = any(shape.includes_buffers for shape in method.shape) and bool(floats.names)
     if together:  # averaged buffers become further columns of the updates
+        here = columns.clip([slice(theta.shape[0], theta.shape[0] + floats.size)])[0]
+        count = here.stop - here.start  # buffers are beside the last parameters: all of them are here, or none
         theta = torch.cat([theta, floats.join(averaged)])
         moved = floats.join(replies.buffers, lead=1) - floats.join(averaged)
-        updates = torch.cat([updates, moved], dim=1)
+        updates = torch.cat([updates, moved[:, :count]], dim=1)
         layout = setting.layout or Layout(("theta",), ((server.theta.shape[0],),))
         setting = setting._replace(
             layout=Layout(layout.names + floats.names, layout.shapes + floats.shapes, len(layout.names))
         )
     lent = (updates,) if replies.is_lent else ()
-    result = _aggregate(method, theta, updates, replies.clients, replies.reports, server.memory, setting, lent=lent)
+    result = _aggregate(
+        method, columns.cut(theta), updates, replies.clients, replies.reports, server.memory, setting, lent=lent,
+        columns=columns,
+    )  # fmt: skip
+    result = _complete(result, theta, columns)
     size = server.theta.shape[0]
     buffers = {**server.buffers, **_average_buffers(method, replies, result)}
     if together:
         buffers |= floats.split(result.theta[size:])
         result = replace(result, theta=result.theta[:size], before=server.theta)
     return Server(result.theta, buffers, result.server, result.evaluated), result
+
+
+def _complete(result: Aggregated, before: Tensor, columns: Columns) -> Aggregated:
+    """The result with the models of all columns. What parts remember stays with the columns."""
+    evaluated = None if result.evaluated is None else columns.whole(result.evaluated)
+    return replace(result, theta=columns.whole(result.theta), before=before, evaluated=evaluated)
 
 
 def add_up(method: Method, replies: Replies) -> Replies:
@@ -331,10 +355,12 @@ def _server_round_of_sum(
     """Do the server's half of a round for a method that streams: only the weighted sum of the updates is known."""
     assert replies.total is not None
     weights = weigh_raw(method.weigh, replies.reports)
-    merged = Merged(replies.total / float(weights.sum()))
+    columns, merged = replies.columns, Merged(replies.total / float(weights.sum()))
     result = _aggregate(
-        method, server.theta, None, replies.clients, replies.reports, server.memory, setting, merged=merged
-    )
+        method, columns.cut(server.theta), None, replies.clients, replies.reports, server.memory, setting, merged=merged,
+        columns=columns,
+    )  # fmt: skip
+    result = _complete(result, server.theta, columns)
     expected = (weights / weights.sum()).to(result.weighed)
     if not torch.allclose(result.weighed, expected, rtol=1e-4, atol=1e-7):
         raise EquipoiseError(

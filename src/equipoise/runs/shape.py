@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from equipoise.metrics import UNSEEN
+from equipoise.metrics import POOLED, UNSEEN
 
 MOST_ROUNDS = 10**7  # more than any run does: plots have a column per round
 WORDS = {str: "text", int: "a whole number", float: "a number", dict: "a table", list: "a list", Mapping: "a table"}
@@ -92,6 +92,12 @@ def _compare(where: str, found: Any, wanted: Any) -> str:
     return ""
 
 
+def _is_of(crowd: int, name: str) -> bool:
+    """Whether a name is that of one of so many clients of a crowd, of which the manifest tells only some one by one."""
+    number = name.removeprefix("client ")
+    return number.isdecimal() and int(number) < crowd and name == f"client {int(number)}"
+
+
 def find_strange_rows(facts: Mapping[str, Any], tables: Mapping[str, pa.Table]) -> str:
     """What the tables of a run say of rounds or clients that the manifest does not know; empty if nothing."""
     clients = {client["name"] for client in facts["data"]["clients"]}
@@ -105,9 +111,12 @@ def find_strange_rows(facts: Mapping[str, Any], tables: Mapping[str, pa.Table]) 
             return f"its {name} have a row without {' or '.join(empty)}"
     records = tables["records"]
     held = pc.equal(records["split"], UNSEEN)
-    pairs = (records.filter(pc.invert(held)), clients), (records.filter(held), unseen), (tables["weights"], clients)
-    for rows, known in pairs:
-        strange = set(pc.unique(rows["client"]).to_pylist()) - known
+    weighed = (tables["weights"], {*clients, POOLED})
+    crowd = int(facts["data"].get("crowd", {}).get("clients", 0))
+    for rows, known in ((records.filter(pc.invert(held)), clients), (records.filter(held), unseen), weighed):
+        strange = {
+            name for name in pc.unique(rows["client"]).to_pylist() if name not in known and not _is_of(crowd, name)
+        }
         if strange:
             return f"the manifest does not know the client `{min(strange)}`"
     return ""

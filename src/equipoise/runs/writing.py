@@ -13,7 +13,7 @@ import math
 import platform
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from importlib.metadata import version
@@ -26,6 +26,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from equipoise.data import Client
+from equipoise.data.clients import Crowd
 from equipoise.engine.folders import draft_beside, lock_folder, replace_whole
 from equipoise.engine.result import Rejection, RoundRecord, Run
 from equipoise.errors import EquipoiseError
@@ -36,8 +38,13 @@ from equipoise.runs.reading import OPTIONAL, REPEATED, SCHEMA, TABLES, Ended, ha
 from equipoise.runs.sums import MANIFEST, MODEL, OWN, replace_file, write_manifest
 
 
-def describe_run(run: Run, status: str = "finished", why: str = "") -> dict[str, Any]:
-    """The manifest of a run: what it was asked to do, and what became of it. `why` says why it failed or stopped."""
+def describe_run(
+    run: Run, status: str = "finished", why: str = "", cost: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """The manifest of a run: what it was asked to do, and what became of it. `why` says why it failed or stopped.
+
+    `cost` is what it costs, if that has been found already: it takes a little work.
+    """
     settings = run.settings
     return {
         "schema": SCHEMA,
@@ -52,7 +59,7 @@ def describe_run(run: Run, status: str = "finished", why: str = "") -> dict[str,
         "rejected": [one for record in run.rounds for one in _rejected(record.round, record.rejected)],
         "seconds": round(run.seconds, 3),
         "seconds_per_round": [round(r.seconds, 4) for r in run.rounds],
-        "cost": estimate_cost(run.method, run.task, settings.cohort),
+        "cost": estimate_cost(run.method, run.task, settings.cohort) if cost is None else cost,
         "versions": {
             "python": platform.python_version(),
             **{name: version(name) for name in ("equipoise", "torch", "numpy", "pyarrow")},
@@ -85,7 +92,7 @@ class Recorder:
         """
         self.facts = describe_run(replace(run, rounds=(), warnings=()), "running")
         self.place = self.goal = folder / run.settings.name
-        self.clients = [client.name for client in run.task.federation.clients]
+        self.clients = run.task.federation.clients
         self.lock = ExitStack()
         self.lock.enter_context(lock_folder(self.goal, "the run"))
         try:
@@ -153,7 +160,8 @@ class Recorder:
                     pq.write_table(table, self.place / f"{name}.parquet")
             save_file(_tensors(run), self.place / MODEL)
             status = "stopped" if run.stopped else "finished"
-            write_manifest(self.place, describe_run(run, status, run.stopped), self._list_files("parquet"))
+            facts = describe_run(run, status, run.stopped, self.facts["cost"])
+            write_manifest(self.place, facts, self._list_files("parquet"))
             for name in TABLES:
                 (self.place / f"{name}.arrows").unlink()
             if self.place != self.goal:
@@ -206,17 +214,17 @@ def save(run: Run, folder: Path | str) -> Path:
     return recorder.finish(run)
 
 
-def _weights(record: RoundRecord, names: list[str]) -> Iterable[dict[str, object]]:
+def _weights(record: RoundRecord, clients: Sequence[Client]) -> Iterable[dict[str, object]]:
     """One row per client and figure. A figure with one value for all clients (`n_eff`) is repeated for each of them."""
     figures = record.figures or {"": (math.nan,)}
     for i, client in enumerate(record.clients):
         for figure, values in figures.items():
             value = values[i] if len(values) > 1 or len(record.clients) == 1 else values[0]
-            row = {"round": record.round, "client": names[client], "weight": record.weights[i]}
+            row = {"round": record.round, "client": clients[client].name, "weight": record.weights[i]}
             yield {**row, "figure": figure, "value": value}
 
 
-def _selection(record: RoundRecord, names: list[str]) -> Iterable[dict[str, object]]:
+def _selection(record: RoundRecord, clients: Sequence[Client]) -> Iterable[dict[str, object]]:
     """One row per client that was asked, was a candidate, or has a reason of its own why it was not asked; and one row,
     without a name, for all others. None where all that were there were asked."""
     chosen = record.selection
@@ -224,7 +232,7 @@ def _selection(record: RoundRecord, names: list[str]) -> Iterable[dict[str, obje
         return
     failed = {one.client: one.why for one in record.rejected}
     for client in sorted({*chosen.asked, *chosen.candidates, *chosen.why}):
-        asked, name = client in chosen.asked, names[client]
+        asked, name = client in chosen.asked, clients[client].name
         status = "asked" if asked else "candidate" if client in chosen.candidates else "not asked"
         answered = client in record.clients if asked else status == "candidate" and name not in failed
         why = "" if asked and answered else chosen.why.get(client, failed.get(name, ""))
@@ -239,7 +247,9 @@ def _selection(record: RoundRecord, names: list[str]) -> Iterable[dict[str, obje
 
 def _tensors(run: Run) -> dict[str, Tensor]:
     """The tensors of the model by name, and those that a client has of its own under `client NAME/`."""
-    everyone = range(len(run.task.federation))
+    everyone: Sequence[int] = range(len(run.task.federation))
+    if isinstance(run.task.federation.clients, Crowd):
+        everyone = sorted(run.states)  # the others have nothing of their own
     whole = collect_tensors(run.task, run.server, run.states, everyone)
     found = dict(whole)
     own = set(run.task.personal.names)

@@ -21,6 +21,7 @@ from equipoise.methods import parse
 from equipoise.models import find_builder
 from equipoise.runs.kept import KINDS
 from equipoise.study.jobs import Job, list_jobs
+from equipoise.study.tuning.plan import TRIALS, Plan
 from equipoise.training import check_training_changes
 
 SETTINGS = (
@@ -36,9 +37,11 @@ SETTINGS = (
     "hold_out",
     "loss",
     "metrics",
+    "eval_clients",
     "keep",
 )  # keys that set a field of all jobs
-LISTS = ("methods", "data", "seeds", "grid", "training")  # keys that are lists or tables
+LISTS = ("methods", "data", "seeds", "grid", "training", "tune")  # keys that are lists or tables
+TUNING = ("trials", "minutes", "seeds", "objective", "methods", "rivals", "search_seed")  # keys of the table `tune`
 MOST = 10_000  # seeds that an experiment may have
 KEY = re.compile(r"\s*([A-Za-z0-9_.\"' -]+?)\s*=")  # at the beginning of a line of TOML
 
@@ -49,25 +52,29 @@ class Experiment:
 
     jobs: tuple[Job, ...]
     data: Mapping[str, Federation]  # by the name that the jobs have for it
+    plans: tuple[Plan, ...] = ()  # of tunings, one per data set
 
 
 def read_experiment(path: Path) -> Experiment:
     """Read the experiment file at `path`: every run that it asks for.
 
     `methods`, `data` and `seeds` are lists. `[grid.fedheal]` gives lists of values for a method's parameters, and every
-    combination of them is a method of its own. `[training]` changes the local training of all data sets. All that is
-    wrong with a file is said in one error, each mistake with its line.
+    combination of them is a method of its own. `[training]` changes the local training of all data sets. `[tune]` asks for
+    a search of compositions on each of them; `methods` may then be left out. All that is wrong with a file is said in one
+    error, each mistake with its line.
     """
     file = _File.read(path)
     for name in file.content:
         with file.noted(name):
             _known(name, (*LISTS, *SETTINGS), "An experiment")
     template = Job(**_settings(file))  # type: ignore[arg-type]
-    methods = _expanded(file)
+    methods = [] if "tune" in file.content and "methods" not in file.content else _expanded(file)
+    wanted = _tuning(file)
     seeds = _seeds(file)
     place = partial(file.place, "training")
     changes = check_training_changes(_table(file, "training"), file.mistakes, place)
     found: list[Job] = []
+    plans: list[Plan] = []
     loaded: dict[str, Federation] = {}
     for dataset in dict.fromkeys(_texts(file, "data")):
         with file.noted("data", item=dataset):
@@ -76,10 +83,14 @@ def read_experiment(path: Path) -> Experiment:
                 with file.noted("hold_out"):
                     data.hold_out(template.hold_out)
                 training = data.protocol.training.change(changes) if changes else None
-                found += list_jobs(methods, data, seeds, replace(template, dataset=dataset, training=training))
+                job = replace(template, dataset=dataset, training=training)
+                found += list_jobs(methods, data, seeds, job)
                 loaded[dataset] = data
+                if "tune" in file.content:
+                    with file.noted("tune"):
+                        plans.append(Plan.for_data(data, job, **wanted))
     file.mistakes.refuse()
-    return Experiment(tuple(found), loaded)
+    return Experiment(tuple(found), loaded, tuple(plans))
 
 
 def load_or_look_up(dataset: str, mistakes: Mistakes) -> Federation | None:
@@ -182,6 +193,18 @@ def _table(file: _File, name: str) -> dict[str, Any]:
         return found
     file.wrong(f"`{name}` must be a table, such as [{name}]. Found {found!r}.", name)
     return {}
+
+
+def _tuning(file: _File) -> dict[str, Any]:
+    """What the table `tune` asks for."""
+    hints, found = get_type_hints(Plan), {}
+    for name, value in _table(file, "tune").items():
+        with file.noted("tune", name):
+            _known(name, TUNING, "A tuning")
+            found[name] = fit_to_type(value, hints[name], name)
+    if not {"trials", "minutes"} & set(found):
+        found["trials"] = TRIALS
+    return found
 
 
 def _seeds(file: _File) -> list[int]:

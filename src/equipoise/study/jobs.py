@@ -15,7 +15,7 @@ from equipoise.engine.guard import DEPLOYMENT_GUARD
 from equipoise.engine.result import RoundRecord, Run
 from equipoise.engine.runners import RunnerName
 from equipoise.engine.settings import Settings
-from equipoise.engine.simulation import simulate
+from equipoise.engine.simulation import prepare_simulation, simulate
 from equipoise.errors import EquipoiseError
 from equipoise.method.registry import adapt_to_data
 from equipoise.methods import parse
@@ -52,14 +52,16 @@ class Job:
     hold_out: int | str | tuple[str, ...] = 0  # clients that never train: how many, or names of clients or domains
     loss: str | None = None  # what clients minimise
     metrics: tuple[str, ...] = ()  # recorded beside the score and the loss
+    eval_clients: int | None = None  # clients that are scored, drawn by the seed; None: all
     live: tuple[str, ...] = ()  # tools that show the records during the run: `mlflow`, `tensorboard`
     keep: tuple[str, ...] = ()  # what is kept for plots besides the records, such as `conflicts` or `features`
 
     def settings(self, data: Federation, threads: int | None = None) -> Settings:
         """The settings of the run on these data. `threads` is the number of cores to use; None: all."""
+        mine = data.draw_for(self.seed)
         return Settings.of(
             self.method,
-            data.with_validation() if self.with_validation else data,
+            mine.with_validation() if self.with_validation else mine,
             model=self.model,
             rounds=self.rounds,
             seed=self.seed,
@@ -75,6 +77,7 @@ class Job:
             hold_out=self.hold_out,
             loss=self.loss,
             metrics=self.metrics,
+            eval_clients=self.eval_clients,
         )
 
 
@@ -128,6 +131,11 @@ def run_and_record(
     Returns the run and its folder. The run's checkpoints, if there are any, are removed when it is finished.
     """
     settings = begun.settings
+    if begun.runner == "distributed" and "consistency" in job.keep:
+        raise EquipoiseError(
+            "Keeping `consistency` needs the server's whole memory in passing, of which each process has a part. Use another "
+            "runner, or leave it out of keep."
+        )
     recorder = Recorder(begun, folder)
     writers: list[Recorder | View] = [recorder]
 
@@ -164,6 +172,23 @@ def place_checkpoints(job: Job, folder: Path, every: int = CHECKPOINT_EVERY, res
     name = re.sub(r"[^A-Za-z0-9]+", "_", f"{job.dataset}-{job.method}-seed{job.seed}")[:80]
     digest = hashlib.sha256(repr(replace(job, live=(), keep=())).encode()).hexdigest()[:8]
     return Checkpoints(folder / FOLDER / f"{name}-{digest}", every, resume)
+
+
+def finish(
+    job: Job,
+    data: Federation,
+    folder: Path,
+    on_round: Callable[[RoundRecord], None] | None = None,
+    threads: int | None = None,
+) -> Path:
+    """Do a job, unless a finished run is there already, and return the run's folder. One that was cut off goes on."""
+    settings = job.settings(data, threads)
+    checkpoint = place_checkpoints(job, folder)
+    place = find_finished(job, settings, folder)
+    if place is not None:
+        discard(Path(checkpoint.folder))
+        return place
+    return run_and_record(job, prepare_simulation(settings), folder, on_round, checkpoint)[1]
 
 
 def summarise(run: Recorded, dataset: str) -> Outcome:

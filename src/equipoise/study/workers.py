@@ -15,16 +15,14 @@ from pathlib import Path
 import torch
 
 from equipoise.data import Federation, load_federation
-from equipoise.engine.checkpoints import discard
 from equipoise.engine.result import RoundRecord
 from equipoise.engine.runners import count_cores
 from equipoise.engine.runners.processes import hide_main
-from equipoise.engine.simulation import prepare_simulation
 from equipoise.errors import EquipoiseError
 from equipoise.grammar import require
 from equipoise.method.plugins import load_plugins, loaded_plugins
 from equipoise.runs.reading import read
-from equipoise.study.jobs import Job, Outcome, find_finished, place_checkpoints, run_and_record, summarise
+from equipoise.study.jobs import Job, Outcome, finish, summarise
 
 
 @dataclass(frozen=True)
@@ -100,6 +98,8 @@ def execute_all(
 def _work(pipe: Connection, folder: Path, threads: int, plugins: Sequence[Path]) -> None:
     """Do the jobs that come through the pipe, until it is closed. This is what a worker process runs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent too, which ends its workers
+    if hasattr(signal, "SIGUSR2"):  # so does what Slurm sends before a time limit
+        signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     torch.set_num_threads(threads)
     warnings.simplefilter("ignore")  # the outcome holds the warnings
     load_plugins(plugins)
@@ -118,20 +118,9 @@ def _work(pipe: Connection, folder: Path, threads: int, plugins: Sequence[Path])
         try:
             if job.dataset not in loaded:
                 loaded = {job.dataset: load_federation(job.dataset)}
-            pipe.send(_do(job, loaded[job.dataset], folder, tell, threads))
+            place = finish(job, loaded[job.dataset], folder, tell, threads)
+            pipe.send(summarise(read(place), job.dataset))
         except EquipoiseError as error:
             pipe.send(Failure(job.method, job.seed, str(error)))
         except Exception as error:  # the parent raises it
             pipe.send(error)
-
-
-def _do(job: Job, data: Federation, folder: Path, tell: Callable[[RoundRecord], None], threads: int) -> Outcome:
-    """Do a job, unless a finished run is there already, and return its outcome."""
-    settings = job.settings(data, threads)
-    checkpoint = place_checkpoints(job, folder)
-    place = find_finished(job, settings, folder)
-    if place is None:
-        _, place = run_and_record(job, prepare_simulation(settings), folder, tell, checkpoint)
-    else:
-        discard(Path(checkpoint.folder))
-    return summarise(read(place), job.dataset)

@@ -15,7 +15,7 @@ from equipoise.training import Training
 SIZES = {"upright": (90,) * 7, "sideways": (90,)}  # scanner -> training samples of each of its clients
 VALIDATION = 0.9  # validation samples of a client per training sample, on top of these
 PROTOCOL = Protocol(
-    rounds=250, training=Training(epochs=4, batch=90, lr=0.3, weight_decay=0.02), model="mlp(hidden=(32,))"
+    rounds=400, training=Training(epochs=4, batch=90, lr=0.3, weight_decay=0.02), model="mlp(hidden=(32,))"
 )
 
 

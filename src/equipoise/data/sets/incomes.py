@@ -6,7 +6,8 @@ import torch
 
 from equipoise import seeds
 from equipoise.data.arrays import Groups
-from equipoise.data.federation import Client, Federation, Protocol
+from equipoise.data.clients import Client
+from equipoise.data.federation import Federation, Protocol
 from equipoise.grammar import require
 from equipoise.training import Training
 

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from equipoise import seeds
-from equipoise.data.federation import Client, Federation, Protocol
+from equipoise.data.clients import Client
+from equipoise.data.federation import Federation, Protocol
 from equipoise.training import Training
 
 # Scanner -> training samples of each of its clients. The clean scanner dominates, as one large hospital would.

@@ -9,6 +9,8 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 
+from equipoise.engine.ranks import Ranks, count_local_ranks
+from equipoise.engine.runners.distributed import Crew
 from equipoise.engine.runners.in_process import Runner, count_fitting_at_once, run_in_process
 from equipoise.engine.runners.processes import Workers, is_shippable
 from equipoise.errors import EquipoiseError
@@ -16,7 +18,7 @@ from equipoise.local.stacking import find_obstacle
 from equipoise.method import Method
 from equipoise.task import Task
 
-RunnerName = Literal["auto", "inline", "vectorised", "processes"]
+RunnerName = Literal["auto", "inline", "vectorised", "processes", "distributed"]
 RUNNERS = tuple(name for name in get_args(RunnerName) if name != "auto")
 SMALL_MODEL = 1_000_000  # parameters: with more, a single client keeps a core busy
 BUSY_ROUND = 2e9  # floating-point operations: below it, messages between processes take longer than the round
@@ -53,6 +55,8 @@ def choose_runner(name: RunnerName, method: Method, task: Task, cohort: int, rou
         )
     if name == "processes" and task.device.type != "cpu":
         raise EquipoiseError(f"runner='processes' is for the CPU. Found device {task.device}: use runner='inline'.")
+    if name == "distributed" and not method.is_pooled:  # which has one client, but many to score
+        _refuse_idle(Ranks.join(), cohort)
     if name != "auto":
         return Choice(name)
     parameters = sum(value.numel() for value in task.initial_params.values())
@@ -68,6 +72,15 @@ def choose_runner(name: RunnerName, method: Method, task: Task, cohort: int, rou
     return Choice("vectorised")
 
 
+def _refuse_idle(ranks: Ranks, cohort: int) -> None:
+    """Refuse processes that would never have a client."""
+    if ranks.size > cohort:
+        raise EquipoiseError(
+            f"{ranks.size} processes are too many for {cohort} clients in a round: start at most {cohort}, or let more "
+            "clients take part."
+        )
+
+
 def _samples_per_client(task: Task) -> float:
     """How many samples a client passes through the model per round, on average."""
     held = task.federation.total_samples / len(task.federation)
@@ -79,19 +92,22 @@ def _samples_per_client(task: Task) -> float:
 def open_runner(name: str, method: Method, task: Task, cohort: int, available: int, sums: bool) -> Iterator[Runner]:
     """Open the runner of this name for the length of a run. With `sums` it returns only the weighted sum of the
     updates."""
+    # Among several processes, convolutions gain nothing from being stacked.
+    stacked = count_fitting_at_once(task, cohort) if task.stacked is not None else 1
     if name == "processes":
-        stacked = (
-            count_fitting_at_once(task, cohort) if task.stacked is not None else 1
-        )  # convolutions gain nothing from it
         workers = Workers(method, task, cohort, available, stacked, sums)
         try:
             yield workers
         finally:
             workers.close()
-    else:
-        before = torch.get_num_threads()
-        torch.set_num_threads(min(before, available))
-        try:
+        return
+    before = torch.get_num_threads()
+    shared = count_local_ranks() if name == "distributed" else 1
+    torch.set_num_threads(max(1, min(before, available // shared)))
+    try:
+        if name == "distributed":
+            yield Crew(Ranks.join(), method, task, stacked, sums)
+        else:
             yield run_in_process(method, task, 1 if name == "inline" else count_fitting_at_once(task, cohort), sums)
-        finally:
-            torch.set_num_threads(before)
+    finally:
+        torch.set_num_threads(before)

@@ -20,6 +20,7 @@ import torch
 import torch.multiprocessing
 from torch import Tensor
 
+from equipoise.engine.runners.dealing import count_samples_of_round, deal
 from equipoise.engine.runners.in_process import Errand, run_in_process
 from equipoise.method import Method
 from equipoise.task import Task
@@ -65,7 +66,8 @@ class Workers:
     def __call__(self, errand: Errand) -> tuple[Replies, dict[int, ClientState]]:
         """Do an errand. The updates in the replies are rows of shared memory, which the next round overwrites."""
         self.theta.copy_(errand.broadcast.theta)
-        shares = _balanced(self.task, errand.clients, len(self.pipes))
+        costs = {client: count_samples_of_round(self.task, client) for client in errand.clients}
+        shares = deal(errand.clients, costs, len(self.pipes))
         place = {client: row for row, client in enumerate(errand.clients)}
         for pipe, share in zip(self.pipes, shares, strict=True):
             if share:
@@ -151,17 +153,6 @@ def _work(pipe: Connection, number: int) -> None:
             pipe.send(answer)
         except BrokenPipeError:  # the parent is gone
             return
-
-
-def _balanced(task: Task, clients: Sequence[int], count: int) -> list[list[int]]:
-    """Shares of about equal work, each in ascending order: the largest clients first, to the worker that has least."""
-    loads = [0] * count
-    shares: list[list[int]] = [[] for _ in range(count)]
-    for client in sorted(clients, key=lambda c: (-len(task.federation.clients[c].train), c)):
-        least = loads.index(min(loads))
-        loads[least] += len(task.federation.clients[client].train)
-        shares[least].append(client)
-    return [sorted(share) for share in shares]
 
 
 def _told(broadcast: Broadcast, clients: Sequence[int]) -> tuple[Any, Any, int, int, float | None]:

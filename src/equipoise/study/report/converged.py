@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from equipoise.convergence import Convergence, judge_convergence
-from equipoise.study.report.figures import Study, average_by_domain
+from equipoise.study.report.figures import Study
+from equipoise.study.report.view import average_by_domain
 
 WARNING = "differences may be speed, not fairness"
 

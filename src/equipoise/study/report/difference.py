@@ -12,7 +12,7 @@ import numpy as np
 
 from equipoise.errors import EquipoiseError
 from equipoise.grammar import join_words
-from equipoise.metrics import FORMULAS, Interval, paired
+from equipoise.metrics import Interval, paired
 from equipoise.study.report.charts import Arrows, Chart, Panel
 from equipoise.study.report.figures import Study
 from equipoise.study.report.headline import say_half, tell
@@ -51,7 +51,7 @@ class Pair:
 
     def find_change(self, method: str, figure: str) -> Interval:
         """How much a figure of a method changed: paired by seed, or the difference of the means without interval."""
-        old, new = (study.per_seed(method, FORMULAS[figure]) for study in (self.old, self.new))
+        old, new = (study.per_seed(method, figure) for study in (self.old, self.new))
         if self.find_seeds(method):
             return paired(old, new)
         return Interval(float(np.mean(list(new.values())) - np.mean(list(old.values()))), float("nan"), float("nan"))

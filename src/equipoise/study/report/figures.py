@@ -6,21 +6,22 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from equipoise.errors import EquipoiseError
 from equipoise.grammar import did_you_mean, join_words
-from equipoise.metrics import FORMULAS, UNSEEN, Formula, Interval, corrected_variance, over_seeds, paired
+from equipoise.metrics import FORMULAS, UNSEEN, Interval, corrected_variance, over_seeds, paired, std
 from equipoise.runs.reading import Recorded
+from equipoise.study.report.optima import Optima, find_known_optima, find_steered_optima
+from equipoise.study.report.view import DEFAULT_VIEW, Vector, View, average_by_domain
+from equipoise.study.report.volatility import average_change, measure_weight_changes
 
-Vector = NDArray[np.float64]
 EXPLAINED = "explained variance is 1 minus the squared error divided by the variance of all clients' training targets"
 LAST = 5  # evaluated rounds at the end of a run, whose mean is told beside the last one
-BY_ROUND = {
-    name: FORMULAS[name].function for name in ("AVG", "STD", "MIN")
-}  # figures that are also told of rounds other than the last
+BY_ROUND = ("AVG", "STD", "MIN")  # figures that are also told of rounds other than the last
 
 
 def weigh_by_samples(values: Vector, samples: Vector) -> float:
@@ -31,15 +32,6 @@ def weigh_by_samples(values: Vector, samples: Vector) -> float:
     """
     there = ~np.isnan(values)
     return float(np.average(values[there], weights=samples[there])) if samples[there].sum() > 0 else float("nan")
-
-
-def average_by_domain(values: Vector, domains: Sequence[str]) -> dict[str, float]:
-    """The mean over the clients of each domain."""
-    found: dict[str, list[float]] = {}
-    for domain, value in zip(domains, values.tolist(), strict=True):
-        if not np.isnan(value):
-            found.setdefault(domain, []).append(value)
-    return {domain: sum(those) / len(those) for domain, those in found.items()}
 
 
 @dataclass(frozen=True)
@@ -66,6 +58,7 @@ class Study:
     runs: Mapping[str, Mapping[int, Recorded]]
     notes: Sequence[str] = ()  # which runs and scores are missing, and why
     rules: Rules = DEFAULT_RULES
+    view: View = DEFAULT_VIEW  # over what the figures are taken
 
     # ------------------------------------------------------------------ facts
     @cached_property
@@ -139,9 +132,9 @@ class Study:
         return self._curves[key]
 
     def final(self, method: str, metric: str | None = None, split: str = "test") -> dict[int, Vector]:
-        """One value per client after the last round, for each seed that has any."""
+        """One value per client after the last round, for each seed that has any; or the mean over the view's rounds."""
         curves = {seed: self.curve(method, seed, metric, split)[1] for seed in self.runs[method]}
-        return {seed: values[-1] for seed, values in curves.items() if len(values)}
+        return {seed: self.view.average_last(values) for seed, values in curves.items() if len(values)}
 
     def mean_final(self, method: str, metric: str | None = None) -> Vector:
         """One value per client after the last round, averaged over seeds."""
@@ -156,14 +149,39 @@ class Study:
     def change(self, method: str, figure: str) -> Interval:
         """How much a figure differs under a method from that under the reference, paired by seed."""
         assert self.reference is not None
-        return paired(*(self.per_seed(m, FORMULAS[figure]) for m in (self.reference, method)))
+        return paired(*(self.per_seed(m, figure) for m in (self.reference, method)))
 
     def gaps(self, method: str) -> dict[int, Vector]:
-        """Each client's test loss minus that of its own model (`local_only`), for the seeds that both have."""
-        if self.alone is None or self.alone == method:
+        """Each client's loss minus its optimal loss (see `optima`), for the seeds that have both."""
+        if self.optima is None or method == self.alone:
             return {}
-        own, mine = self.final(self.alone, "loss"), self.final(method, "loss")
+        own, mine = self.optima.by_seed, self.final(method, "loss", self.optima.split)
         return {seed: mine[seed] - own[seed] for seed in mine if seed in own}
+
+    @cached_property
+    def optima(self) -> Optima | None:
+        """The clients' optimal losses, by which loss gaps are judged; None if they are not known.
+
+        They are those by which EAGLE steers, if there are runs of it; otherwise what all clients brought, or what they
+        reach in local-only training.
+        """
+        steered = find_steered_optima(self.runs)
+        if steered is not None:
+            return steered
+        known = find_known_optima(self.any)
+        if known is not None:
+            seeds = {seed for runs in self.runs.values() for seed in runs}
+            return Optima("test", dict.fromkeys(seeds, known), "the optimal loss that it brought")
+        if self.alone is None:
+            return None
+        return Optima("test", self.final(self.alone, "loss"), "that of its own model (local_only, same seed)")
+
+    @property
+    def gap_words(self) -> str:
+        """What a loss gap is in this study, in words."""
+        if self.optima is None:
+            return "a client's loss minus its optimal loss, which is not known here"
+        return f"a client's {self.optima.split} loss minus {self.optima.source}"
 
     def gains(self, method: str) -> dict[int, Vector]:
         """Each client's test score minus that of local-only training, for the seeds that both have."""
@@ -181,49 +199,67 @@ class Study:
         return {name: float(v) for name, v in zip(self.any.clients, values, strict=True) if not np.isnan(v)}
 
     # ------------------------------------------------------------------ figures
-    def per_seed(self, method: str, formula: Formula, metric: str | None = None) -> dict[int, float]:
-        """A figure over clients after the last round, for each seed."""
-        return {seed: formula.function(values) for seed, values in self.final(method, metric).items()}
+    def measure(self, name: str, values: Vector) -> float:
+        """A figure of one value per client, as the view takes it."""
+        return self.view.measure(name, values, self.any.domains)
+
+    def per_seed(self, method: str, name: str, metric: str | None = None) -> dict[int, float]:
+        """A figure after the last round, for each seed."""
+        return {seed: self.measure(name, values) for seed, values in self.final(method, metric).items()}
+
+    def trace(self, method: str, seed: int, name: str) -> Vector:
+        """A figure after each evaluated round."""
+        return np.array([self.measure(name, row) for row in self.curve(method, seed)[1]])
+
+    def define(self, name: str) -> str:
+        """The definition of a figure, as it is taken in this study."""
+        if name == "gap mean":
+            return f"loss gap: {self.gap_words}; mean over clients"
+        return self.view.word(name, DEFINITIONS[name])
 
     def figures(self, method: str) -> dict[str, Interval]:
-        """Every figure of a method: mean and 95 % interval over seeds. `DEFINITIONS` explains each."""
-        found = {name: over_seeds(list(self.per_seed(method, f).values())) for name, f in FORMULAS.items()}
+        """Every figure of a method: mean and 95 % interval over seeds. `define` explains each."""
+        found = {name: over_seeds(list(self.per_seed(method, name).values())) for name in FORMULAS}
         final, losses = self.final(method), self.final(method, "loss")
-        samples = self.any.samples()
+        samples = {seed: self.runs[method][seed].samples() for seed in final}
         domains = [list(average_by_domain(v, self.any.domains).values()) for v in final.values()]
         more: dict[str, list[float]] = {
             "AVG over domains": [float(np.mean(v)) for v in domains],
-            "STD over domains": [float(np.std(v)) for v in domains],
+            "STD over domains": [std(v, self.view.ddof) for v in domains],
             "MIN over domains": [min(v) for v in domains],
-            "AVG by samples": [weigh_by_samples(v, samples) for v in final.values()],
+            "AVG by samples": [weigh_by_samples(v, samples[seed]) for seed, v in final.items()],
             "corrected variance": [
-                corrected_variance(v, samples) if self.any.score == "accuracy" else math.nan for v in final.values()
+                corrected_variance(v, samples[seed]) if self.any.score == "accuracy" else math.nan
+                for seed, v in final.items()
             ],
             "loss": [float(np.nanmean(v)) for v in losses.values()],
             "worst loss": [float(np.nanmax(v)) for v in losses.values()],
             "best loss": [float(np.nanmin(v)) for v in losses.values()],
-            "loss variance": [float(np.nanvar(v)) for v in losses.values()],
+            "loss variance": [self.view.vary(v) for v in losses.values()],
         }
         gaps, gains = self.gaps(method), self.gains(method)
         more |= {
             "gap mean": [float(np.nanmean(v)) for v in gaps.values()],
             "gap max": [float(np.nanmax(v)) for v in gaps.values()],
             "gap min": [float(np.nanmin(v)) for v in gaps.values()],
-            "gap variance": [float(np.nanvar(v)) for v in gaps.values()],
+            "gap variance": [self.view.vary(v) for v in gaps.values()],
             "gain mean": [float(np.nanmean(v)) for v in gains.values()],
             "gain min": [float(np.nanmin(v)) for v in gains.values()],
             "losers": [float((v < 0).sum()) for v in gains.values()],
             **{
-                f"{name}, last five": [
-                    float(np.mean([of(row) for row in self.curve(method, s)[1][-LAST:]])) for s in final
-                ]
-                for name, of in BY_ROUND.items()
+                f"{name}, last five": [float(np.mean(self.trace(method, s, name)[-LAST:])) for s in final]
+                for name in BY_ROUND
             },
             **{
-                f"{name}, best by validation": [of(self.chosen_round(method, s)) for s in final]
-                for name, of in BY_ROUND.items()
+                f"{name}, best by validation": [self.measure(name, self.chosen_round(method, s)) for s in final]
+                for name in BY_ROUND
             },
-            "lowest STD of the curve": [float(np.nanstd(self.curve(method, s)[1], axis=1).min()) for s in final],
+            "lowest STD of the curve": [float(self.trace(method, s, "STD").min()) for s in final],
+            **{
+                f"{name}, volatility": [average_change(self.trace(method, s, name)) for s in final]
+                for name in ("AVG", "STD")
+            },
+            "weight volatility": [measure_weight_changes(self.runs[method][s]) for s in final],
             "seconds per round": [self.seconds(method, s) for s in final],
         }
         unseen = self.final(method, split=UNSEEN).values() if self.any.unseen else ()
@@ -269,8 +305,7 @@ DEFINITIONS = {name: formula.definition for name, formula in FORMULAS.items()} |
     "worst loss": "largest test loss of a client",
     "best loss": "smallest test loss of a client",
     "loss variance": "variance of the test losses over clients, ddof 0",
-    "gap mean": "loss gap: a client's test loss minus that of its own model (local_only, same seed, last round); "
-    "mean over clients",
+    "gap mean": "loss gap: a client's loss minus its optimal loss; mean over clients",
     "gap max": "largest loss gap",
     "gap min": "smallest loss gap",
     "gap variance": "variance of the loss gaps over clients, ddof 0",
@@ -283,20 +318,27 @@ DEFINITIONS = {name: formula.definition for name, formula in FORMULAS.items()} |
         for name in BY_ROUND
     },
     "lowest STD of the curve": "smallest STD (ddof 0) over all evaluated rounds; read it beside the final one only",
+    **{
+        f"{name}, volatility": f"mean absolute change of {name} from one evaluated round to the next, in the second half "
+        "of the run"
+        for name in ("AVG", "STD")
+    },
+    "weight volatility": "mean absolute change of a client's weight from one of its rounds to the next, in the second half "
+    "of the run",
     "AVG unseen": "mean score of the clients that are held out of training, on their test data",
     "MIN unseen": "smallest score of a client that is held out of training",
     "seconds per round": "wall-clock time of a round, all clients, on the machine of the run",
 }
 PERCENT = {name for name, formula in FORMULAS.items() if formula.percent} | {
     "AVG over domains", "STD over domains", "MIN over domains", "AVG by samples", "lowest STD of the curve",
-    "gain mean", "gain min", "AVG unseen", "MIN unseen",
+    "gain mean", "gain min", "AVG unseen", "MIN unseen", "AVG, volatility", "STD, volatility",
     *(f"{name}, {which}" for name in BY_ROUND for which in ("last five", "best by validation")),
 }  # fmt: skip
 SMALLER_IS_BETTER = {
     "STD", "STD (ddof 1)", "variance", "range", "Gini", "STD over domains", "corrected variance",
     "loss", "worst loss", "best loss", "loss variance",
     "gap mean", "gap max", "gap variance", "losers", "lowest STD of the curve", "seconds per round", "STD, last five",
-    "STD, best by validation",
+    "STD, best by validation", "AVG, volatility", "STD, volatility", "weight volatility",
 }  # fmt: skip
 
 
@@ -312,7 +354,7 @@ def group_comparable(runs: Sequence[Recorded]) -> list[list[Recorded]]:
     return groups
 
 
-def group_studies(runs: Sequence[Recorded], rules: Rules = DEFAULT_RULES) -> list[Study]:
+def group_studies(runs: Sequence[Recorded], rules: Rules = DEFAULT_RULES, view: View = DEFAULT_VIEW) -> list[Study]:
     """Group runs that may be compared into studies. Runs that are left out are named in the notes of their study."""
     found = []
     for members in group_comparable(runs):
@@ -343,7 +385,7 @@ def group_studies(runs: Sequence[Recorded], rules: Rules = DEFAULT_RULES) -> lis
         if whole:
             first = rules.find_reference(whole)
             ordered = dict(sorted(whole.items(), key=lambda item: (item[0] != first, _place(item[0]))))
-            found.append(Study(ordered, tuple(notes), rules))
+            found.append(Study(ordered, tuple(notes), rules, view))
     known = list(dict.fromkeys(method for study in found for method in study.methods))
     if rules.reference is not None and known and rules.find_reference(known) is None:
         hint = did_you_mean(rules.reference, [name.split("(")[0] for name in known])
@@ -361,7 +403,17 @@ def _comparable(first: Recorded, second: Recorded) -> bool:
     same = same and a.get("guard") == b.get("guard")
     same = same and a.get("eval_every", 1) == b.get("eval_every", 1)  # figures over rounds need the same rounds
     same = same and a.get("loss") == b.get("loss")
-    return trained and same and bool(a["data"]["fingerprint"] == b["data"]["fingerprint"])
+    return trained and same and _have_same_data(a["data"], b["data"])
+
+
+def _have_same_data(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether two runs have the same data, or data that are drawn anew in the same way for each seed."""
+    if a["fingerprint"] == b["fingerprint"]:
+        return True
+    if not (a.get("redrawn") and b.get("redrawn")):
+        return False
+    names = [[client["name"] for client in one["clients"]] for one in (a, b)]
+    return names[0] == names[1] and all(a[key] == b[key] for key in ("name", "arguments", "protocol", "classes"))
 
 
 def _place(method: str) -> int:

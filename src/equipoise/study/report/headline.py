@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from equipoise.grammar import join_words
-from equipoise.metrics import FORMULAS, Interval
-from equipoise.study.report.figures import Study, Vector
+from equipoise.metrics import Interval
+from equipoise.study.report.figures import Study
 from equipoise.study.report.verdict import (
     DIGIT,
     SPREAD,
@@ -22,6 +22,7 @@ from equipoise.study.report.verdict import (
     say_points,
     split_by_spread,
 )
+from equipoise.study.report.view import Vector
 
 MANY = 1 / 3  # the share of clients that do better alone from which on that is the headline
 SHARED = 3  # clients that may share the last place and are still named in the headline
@@ -142,7 +143,7 @@ def _headline_of_one(study: Study, reference: str, method: str, alone: Alone | N
 def _headline_of_all(study: Study, reference: str, lift: Mapping[str, Interval]) -> str:
     up, down, _ = _sort_out(lift)
     shared = study.shared_seeds(reference, *lift) or list(study.runs[reference])
-    lowest = study.per_seed(reference, FORMULAS["MIN"])
+    lowest = study.per_seed(reference, "MIN")
     base = say_points(float(np.mean([lowest[seed] for seed in shared])))
     worst = f"the worst client{_same_worst(study, reference)}, at {base} % under {reference}"
 

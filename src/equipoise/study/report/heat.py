@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from equipoise.grammar import join_words
 from equipoise.runs.reading import Recorded
 from equipoise.study.report.charts import Cells, Chart, Panel
-from equipoise.study.report.figures import Study, Vector
+from equipoise.study.report.figures import Study
 from equipoise.study.report.headline import tell
 from equipoise.study.report.plots import COLUMNS, average, group_names, register_plot
+from equipoise.study.report.view import Vector
 
 
 @register_plot
@@ -41,10 +42,14 @@ def draw_weights(study: Study) -> Chart | None:
             reasons[name] = empty.copy()
             reasons[name][row[mine], column[mine]] = table["value"].to_numpy()[mine]
         source = f" (from {', '.join(reasons)})" if reasons else ""
-        heat = draw_heat(f"{method}{source}", grid, run.clients, study.colour(method), "weight", reasons)
+        what = "weight"
+        if "w" in reasons and np.nanstd(grid) < 1e-9:  # the server averages evenly: clients weigh their own losses
+            grid, what = reasons.pop("w"), "weight on its loss"
+        heat = draw_heat(f"{method}{source}", grid, run.clients, study.colour(method), what, reasons)
         panels.append(replace(heat, method=method))
     caption = (
-        "The factor on each client's update, first seed; a stronger colour is more. In brackets the "
+        "The factor on each client's update, or on its loss where the method has it there, first seed; a stronger colour "
+        "is more. In brackets the "
         "figures that a weight came from: point at a cell for their values. Empty: the client did not take part; the "
         "faintest colour: weight zero; a stroke across: a negative weight."
     )

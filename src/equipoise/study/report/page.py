@@ -28,15 +28,20 @@ from equipoise.study.report.unseen import (
     say_unseen_legend,
 )
 from equipoise.study.report.verdict import Word, judge_all, say_points
+from equipoise.study.report.view import DEFAULT_VIEW, View
 
 HERE = Path(__file__).parent
 
 
 def write(
-    runs: Sequence[Recorded], out: Path, problems: Sequence[str] = (), rules: Rules = DEFAULT_RULES
+    runs: Sequence[Recorded],
+    out: Path,
+    problems: Sequence[str] = (),
+    rules: Rules = DEFAULT_RULES,
+    view: View = DEFAULT_VIEW,
 ) -> list[Path]:
     """Write the page and the tables beside it, and return the files. `problems` name runs that could not be read."""
-    found = group_studies(runs, rules)
+    found = group_studies(runs, rules, view)
     if not found:
         why = problems[0] if problems else "no run is finished."
         raise EquipoiseError(f"There is nothing to report: {why}")
@@ -211,11 +216,17 @@ def _picker(study: Study) -> str:
     )
 
 
-def build_table(head: Sequence[str], rows: Sequence[Sequence[str]], bold: dict[str, set[str]] | None = None) -> str:
-    """A table that the head of a column sorts. Cells are escaped; `bold` names the best rows of a column."""
+def build_table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    bold: Mapping[str, set[str]] | None = None,
+    define: Mapping[str, str] | None = None,
+) -> str:
+    """A table that the head of a column sorts. Cells are escaped; `bold` names the best rows of a column, `define` says
+    what a column is."""
     titles = "".join(
-        f"<th aria-sort='none' title='{escape(DEFINITIONS.get(name, ''))}'><button type='button'>{escape(name)}</button>"
-        "</th>"
+        f"<th aria-sort='none' title='{escape((define or {}).get(name, ''))}'><button type='button'>{escape(name)}"
+        "</button></th>"
         for name in head
     )
     lines = []
@@ -232,10 +243,12 @@ def build_table(head: Sequence[str], rows: Sequence[Sequence[str]], bold: dict[s
 
 def _front(study: Study, number: int) -> str:
     bold = {name: tables.find_best(study, name) for name in tables.FRONT}
-    definitions = "; ".join(f"{name}: {DEFINITIONS[name]}" for name in tables.FRONT)
+    definitions = "; ".join(
+        f"{name}: {study.define(name)}" for name in (*tables.FRONT[:4], "gap mean", *tables.FRONT[4:])
+    )
     return (
         f"<h2 id='{name_figure('methods', number)}'>Methods</h2>"
-        + build_table(tables.list_columns(), tables.list_rows(study), bold)
+        + build_table(tables.list_columns(), tables.list_rows(study), bold, {n: study.define(n) for n in tables.FRONT})
         + f"<p class='caption'>{escape(tables.say_legend(study))} {escape(definitions)}. Upload is that of a "
         "client in a round. Bold is the best mean on test data, which is a description and no choice; "
         "local-only and centralised training do not count.</p>"
@@ -302,8 +315,8 @@ def _cost(study: Study, number: int) -> str:
         f"<figure id='{name_figure('cost', number)}'><h3>Cost</h3>"
         + build_table(*tables.list_costs(study))
         + "<figcaption>Upload: shared and personal tensors, averaged "
-        "buffers and reports of one client in one round. GFLOP: three forward passes of the wrapped model for every "
-        "sample that the mean client trains on in a round; a method's own further passes are not counted. Seconds: all "
+        "buffers and reports of one client in one round. Download: the model and what the server sends beside it. GFLOP: "
+        "training steps with all that the method adds to them, and reports, of the mean client in a round. Seconds: all "
         "clients, on the machine of the run.</figcaption></figure>"
     )
 
@@ -311,8 +324,8 @@ def _cost(study: Study, number: int) -> str:
 def _all_figures(study: Study, number: int) -> str:
     head = ["figure", *study.methods, "definition"]
     rows = [
-        [name, *(tables.format_figure(name, study.table[m][name]) for m in study.methods), text]
-        for name, text in DEFINITIONS.items()
+        [name, *(tables.format_figure(name, study.table[m][name]) for m in study.methods), study.define(name)]
+        for name in DEFINITIONS
         if (study.named_domains or "over domains" not in name) and (study.any.unseen or "unseen" not in name)
     ]
     return (

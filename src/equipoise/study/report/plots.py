@@ -7,11 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 
-from equipoise.metrics import FORMULAS, bootstrap
+from equipoise.metrics import bootstrap
 from equipoise.study.report.charts import Arrows, Bars, Chart, Line, Panel, Points, Rug, Ticks, count_in_bins
-from equipoise.study.report.figures import EXPLAINED, Study, Vector, average_by_domain
+from equipoise.study.report.figures import EXPLAINED, Study
 from equipoise.study.report.groups import list_gaps, list_group_names, measure_pooled
 from equipoise.study.report.headline import tell
+from equipoise.study.report.sweeps import find_sweeps
+from equipoise.study.report.view import Vector, average_by_domain
 
 MOST_ROWS = 30  # clients that a plot names one by one; more are put in groups
 MOST_LINES = 8  # that a panel can hold and stay readable
@@ -155,16 +157,14 @@ def draw_convergence(study: Study) -> Chart | None:
     for name in ("AVG", "STD", "MIN"):
         lines = []
         for method, runs in study.runs.items():
-            per_seed = [
-                np.array([FORMULAS[name].function(row) for row in study.curve(method, seed)[1]]) for seed in runs
-            ]
-            mean, low, high = find_band(per_seed)
+            mean, low, high = find_band([study.trace(method, seed, name) for seed in runs])
             dashed = method not in (study.reference, *study.rivals)
             lines.append(Line(method, _same_rounds(study, method), mean, study.colour(method), low, high, dashed))
         panels.append(Panel(name, lines, "round", f"{name} in percent", whole=True))
     panels.append(_draw_picked(study))
     caption = (
-        f"AVG, STD (ddof 0) and MIN over clients of the test {study.score}; line: mean over seeds, band: their range. The "
+        f"AVG, STD (ddof {study.view.ddof}) and MIN over {study.view.over} of the test {study.score}; line: mean over "
+        "seeds, band: their range. The "
         "last panel shows one client (of many clients: its group), first the one that is worst at the end."
     )
     return Chart("convergence", "Convergence", caption, panels)
@@ -222,7 +222,7 @@ def draw_pareto(study: Study) -> Chart | None:
     panels = []
     for figure, better in (("STD", -1), ("MIN", 1)):
         place = {
-            m: tuple(100 * float(np.mean(list(study.per_seed(m, FORMULAS[f]).values()))) for f in (figure, "AVG"))
+            m: tuple(100 * float(np.mean(list(study.per_seed(m, f).values()))) for f in (figure, "AVG"))
             for m in study.methods
         }
         rivals = {m: place[m] for m in (*([study.reference] if study.reference else []), *study.rivals)}
@@ -238,14 +238,14 @@ def draw_pareto(study: Study) -> Chart | None:
             Points(m, [p[0]], [p[1]], study.colour(m), [f"{m}: {figure} {p[0]:.1f}, AVG {p[1]:.1f}"], label=True)
             for m, p in place.items()
         ]
-        for _, name, points in find_sweeps(study):
+        for name, points in find_sweeps(study):
             path = [place[m] for _, m in points]
             marks.append(Line(f"sweep of {name}", [p[0] for p in path], [p[1] for p in path], 5))
         panels.append(Panel("", marks, f"{figure} in percent", "AVG in percent"))
     caption = (
-        "Utility (AVG) against fairness: STD (ddof 0; left is fairer) and MIN (right is fairer) over clients, mean "
-        "over seeds. The dashed line joins the methods that no other one beats in both; local-only and centralised "
-        "training are not counted. Sweeps of a parameter are joined."
+        f"Utility (AVG) against fairness: STD (ddof {study.view.ddof}; left is fairer) and MIN (right is fairer) over "
+        f"{study.view.over}, mean over seeds. The dashed line joins the methods that no other one beats in both; "
+        "local-only and centralised training are not counted. Sweeps of a parameter are joined."
     )
     return Chart("pareto", "Utility against fairness", caption, panels)
 
@@ -253,20 +253,18 @@ def draw_pareto(study: Study) -> Chart | None:
 # --------------------------------------------------------------------------- losses
 @register_plot
 def draw_losses(study: Study) -> Chart | None:
-    """The test loss of each client and, with runs of `local_only`, its loss gap, as bars."""
+    """The test loss of each client and, where optimal losses are known, its loss gap, as bars."""
     order = _order(study)
     rows = group_names(order, study.any.clients)
     kinds = [("test loss", {m: study.mean_final(m, "loss") for m in study.methods})]
-    if study.alone:
+    if study.optima is not None:
         gaps = {m: study.gaps(m) for m in study.methods if m != study.alone}
         kinds.append(("loss gap", {m: np.mean(list(g.values()), axis=0) for m, g in gaps.items() if g}))
     panels = []
     for label, found in kinds:
         panels.append(_draw_bars(study, rows, label, found))
-    caption = f"Loss ({study.any.loss_words}) on test data, mean over seeds, last round. "
-    caption += (
-        "The loss gap is this minus the loss of the client's own model (local_only, same seed)." if study.alone else ""
-    )
+    caption = f"Loss ({study.any.loss_words}) on test data, mean over seeds, {study.view.when}. "
+    caption += f"The loss gap is {study.gap_words}." if study.optima is not None else ""
     return Chart("losses", "Loss and loss gap of each client", caption, panels)
 
 
@@ -328,7 +326,7 @@ def draw_groups(study: Study) -> Chart | None:
 
 @register_plot
 def draw_gaps(study: Study) -> Chart | None:
-    """The distribution of loss gaps, a line per method. Needs runs of `local_only`."""
+    """The distribution of loss gaps, a line per method. Needs runs of `local_only` or EAGLE, or optima of all clients."""
     found = {
         m: np.concatenate(list(study.gaps(m).values())) for m in study.methods if m != study.alone and study.gaps(m)
     }
@@ -342,9 +340,7 @@ def draw_gaps(study: Study) -> Chart | None:
         lines.append(Line(method, x, [100 * v for v in y], study.colour(method)))
     rugs = _rugs(study, {m: np.mean(list(study.gaps(m).values()), axis=0) for m in found})
     panel = Panel("", lines, "loss gap", "percent of the clients", wide=True, rugs=rugs)
-    caption = (
-        "All clients of all seeds, last round, 15 bins. A loss gap: the test loss minus that of the client's own model."
-    )
+    caption = f"All clients of all seeds, {study.view.when}, 15 bins. A loss gap: {study.gap_words}."
     return Chart("gaps", "Distribution of loss gaps", caption, [panel])
 
 
@@ -397,39 +393,3 @@ def _ranges(
     return (
         Chart(kind, title, caption, [Panel("", marks, "loss", y_ticks=ticks, wide=True, rugs=rugs)]) if marks else None
     )
-
-
-# --------------------------------------------------------------------------- parameters
-def find_sweeps(study: Study) -> list[tuple[str, str, list[tuple[float, str]]]]:
-    """Methods that differ in one number only: (name of the method, parameter, [(value, full method)])."""
-    found: dict[tuple[str, str, str], list[tuple[float, str]]] = {}
-    for method, runs in study.runs.items():
-        parameters = next(iter(runs.values())).manifest["parameters"]
-        for call, values in parameters.items():
-            for name, value in values.items():
-                if isinstance(value, (int, float)) and not isinstance(value, bool):
-                    others = {c: {n: v for n, v in p.items() if (c, n) != (call, name)} for c, p in parameters.items()}
-                    found.setdefault((call, name, repr(others)), []).append((float(value), method))
-    return [
-        (call, f"{call}({name})", sorted(points))
-        for (call, name, _), points in found.items()
-        if len({v for v, _ in points}) > 1
-    ]
-
-
-@register_plot
-def draw_sweep(study: Study) -> Chart | None:
-    """AVG and STD over the values of a parameter, a panel per parameter that has several."""
-    panels = []
-    for _, name, points in find_sweeps(study):
-        places = [float(i) for i in range(len(points))]
-        average, spread = (
-            [100 * float(np.mean(list(study.per_seed(m, FORMULAS[f]).values()))) for _, m in points]
-            for f in ("AVG", "STD")
-        )
-        ticks = {float(i): f"{value:g}" for i, (value, _) in enumerate(points)}
-        marks: list[Bars | Line] = [Bars("AVG", places, average, 0, 0.6, [f"AVG {v:.1f}" for v in average])]
-        marks.append(Line("STD", places, spread, 3))
-        panels.append(Panel(name, marks, name, "percent", ticks))
-    caption = "Bars: AVG over clients; line: STD (ddof 0) over clients; mean over seeds, last round."
-    return Chart("sweep", "Parameters", caption, panels) if panels else None

@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from equipoise.metrics import PLUS_MINUS, UNSEEN, Interval, bootstrap
-from equipoise.study.report.figures import DEFINITIONS, EXPLAINED, PERCENT, SMALLER_IS_BETTER, Study
+from equipoise.study.report.figures import EXPLAINED, PERCENT, SMALLER_IS_BETTER, Study
 from equipoise.study.report.groups import (
     build_gap_table,
     build_rate_table,
@@ -60,7 +60,11 @@ def say_legend(study: Study) -> str:
     more = (
         "" if study.any.score == "accuracy" else f" {EXPLAINED.capitalize()}; the worst client has the largest error."
     )
-    return f"Test {study.score} in percent after the last round, over clients: mean over seeds, ± {PLUS_MINUS}.{more}"
+    view = study.view
+    divisor = f" (STD with ddof {view.ddof})" if view.ddof else ""
+    return (
+        f"Test {study.score} in percent, {view.when}, over {view.over}{divisor}: mean over seeds, ± {PLUS_MINUS}.{more}"
+    )
 
 
 def list_columns() -> list[str]:
@@ -75,7 +79,7 @@ def list_rows(study: Study) -> list[list[str]]:
         [
             method,
             *(format_figure(name, study.table[method][name]) for name in FRONT),
-            _bytes(study.cost(method)["upload"]),
+            say_bytes(study.cost(method)["upload"]),
             f"{study.table[method]['seconds per round'].mean:.2f}",
             words.get(method, "–" if method in study.rivals else "reference"),
         ]
@@ -170,7 +174,7 @@ def write_csv(study: Study) -> str:
     notices = find_notices(study)
     for method in study.methods:
         notice = "; ".join(notices.get(method, ()))
-        figures = {name: (value, DEFINITIONS[name]) for name, value in study.table[method].items()}
+        figures = {name: (value, study.define(name)) for name, value in study.table[method].items()}
         if list_group_names(study.any)[1]:
             gaps = measure_pooled(study, method)
             figures |= {f"gap in {n.replace('_', ' ')}": (value, define_gap(n)) for n, value in gaps.items()}
@@ -198,8 +202,9 @@ def write_clients(study: Study) -> str:
         groups.append((UNSEEN, run.unseen, run.unseen_domains, "yes"))
     for method in study.methods:
         for split, clients, domains, held_out in groups:
-            samples, losses = run.samples(split), study.final(method, "loss", split)
+            losses = study.final(method, "loss", split)
             for seed, values in study.final(method, split=split).items():
+                samples = study.runs[method][seed].samples(split)
                 rows = zip(clients, domains, values, samples, losses[seed], strict=True)
                 for client, domain, score, count, loss in rows:
                     names = [_safe(study.name), _safe(method), seed, _safe(client), _safe(domain)]
@@ -220,7 +225,7 @@ def _safe(text: str) -> str:
     return f"'{line}" if line[:1] == "\t" or line.lstrip()[:1] in FORMULA_SIGNS else line
 
 
-def _bytes(count: float) -> str:
+def say_bytes(count: float) -> str:
     """A number of bytes with its unit."""
     for unit in ("B", "kB", "MB"):
         if count < 1000:
@@ -239,7 +244,8 @@ def list_costs(study: Study) -> tuple[Sequence[str], list[list[str]]]:
             [
                 method,
                 f"{found['parameters']:,}",
-                _bytes(found["upload"]),
+                say_bytes(found["upload"]),
+                say_bytes(found["download"]) if "download" in found else "–",  # an earlier version did not count it
                 f"{found['flops'] / 1e9:.3f}",
                 f"{second:.3f}",
             ]
@@ -248,6 +254,7 @@ def list_costs(study: Study) -> tuple[Sequence[str], list[list[str]]]:
         "method",
         "parameters",
         "upload per client and round",
+        "download per client and round",
         "GFLOP per client and round",
         "seconds per round",
     ), rows

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from equipoise.grammar import join_words
 from equipoise.metrics import FORMULAS, Interval, find_discoveries, over_seeds
-from equipoise.study.report.figures import DEFAULT_RULES, Rules, Study, Vector
+from equipoise.study.report.figures import DEFAULT_RULES, Rules, Study
+from equipoise.study.report.view import Vector
 
 DIGIT = 0.0005  # a smaller change does not show in percent with one digit
 SPREAD = "within the spread of seeds"
