@@ -214,9 +214,13 @@ class Entry(Generic[Built]):
     function: Callable[..., Built]
     title: str = ""  # what it is, in one line
     reference: str = ""  # the paper
-    per_dataset: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)  # data set -> its own defaults
+    per_dataset: Mapping[str, Mapping[str, Value]] = field(default_factory=dict)  # data set, or preset -> own defaults
     ranges: Mapping[str, Searched] = field(default_factory=dict)  # parameter -> among what tuning searches
     side: Side | None = None  # what a method adds to a composition that tuning tries
+
+    def find_defaults(self, dataset: str) -> dict[str, Value]:
+        """Its own defaults for a data set such as `pacs`, or for a preset of one, such as `pacs cpu`."""
+        return {**self.per_dataset.get(dataset.partition(" ")[0], {}), **self.per_dataset.get(dataset, {})}
 
     @property
     def parameters(self) -> dict[str, inspect.Parameter]:

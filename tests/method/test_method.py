@@ -98,6 +98,9 @@ def test_parameters_for_a_data_set():
     assert adapt_to_data(parse("fedequilibria"), "pacs").weigh.t == 0.8
     assert adapt_to_data(parse("fedequilibria(t=0.1)"), "pacs").weigh.t == 0.1  # what was given stays
     assert adapt_to_data(parse("fedheal"), "office-caltech").shape[0].tau == 0.4
+    assert adapt_to_data(parse("fedheal"), "office-caltech cpu").shape[0].tau == 0.4  # of all its presets
+    assert adapt_to_data(parse("f2dc"), "pacs cpu").terms[0].tau == 1.0  # of one preset
+    assert adapt_to_data(parse("f2dc"), "pacs f2dc").terms[0].tau == 0.06
     assert str(adapt_to_data(parse("fedheal"), "unknown")) == "fedheal"
     assert adapt_to_data(parse("fedheal + f2dc_modules"), "scanners").wrap[0].hidden == 16
 

@@ -290,7 +290,7 @@ def _show_outcomes(experiment: Experiment, outcomes: Sequence[Outcome], out: Pat
         mine = [found for found in outcomes if found.dataset == dataset]
         if mine:
             names = list(dict.fromkeys(job.method for job in experiment.jobs if job.dataset == dataset))
-            position = {str(adapt_to_data(parse(name), data.dataset)): i for i, name in enumerate(names)}
+            position = {str(adapt_to_data(parse(name), data.setting)): i for i, name in enumerate(names)}
             ordered = sorted(mine, key=lambda o: (position.get(o.method, len(position)), o.seed))
             table = tabulate([(found.method, found.by_domain) for found in ordered])
             over = "domains" if any(client.domain for client in data.clients) else "clients"

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args, get_type_hints
 
-from equipoise.data.federation import Federation
+from equipoise.data.federation import Federation, Protocol
 from equipoise.data.files import TABLES
 from equipoise.data.own import own
 from equipoise.data.sets.cifar10 import cifar10
@@ -28,7 +28,7 @@ from equipoise.data.sets.pacs import pacs
 from equipoise.data.sets.scanners import scanners
 from equipoise.data.sources import Source
 from equipoise.errors import EquipoiseError
-from equipoise.grammar import Call, Entry, Registry, parse_one
+from equipoise.grammar import Call, Entry, Registry, Value, parse_one
 
 DATASETS: Registry[Federation] = Registry("dataset")
 PER_RUN = "run"  # as the seed of a data set: it is drawn anew for each run, with the run's seed
@@ -145,6 +145,19 @@ def list_words(text: str) -> list[str]:
     return words
 
 
+def name_setting(text: str) -> str:
+    """The data set and preset that a text names, without loading them, as `Federation.setting`; empty for own data.
+
+    >>> name_setting("pacs"), name_setting("digits(preset='fedheal')"), name_setting("./my-data")
+    ('pacs cpu', 'digits fedheal', '')
+    """
+    if not text or is_path(text):
+        return ""
+    entry, given = _read_call(text)
+    preset = entry.parameters.get("preset")
+    return f"{entry.name} {given.get('preset', preset.default) if preset else Protocol().name}"
+
+
 def load_federation(text: str) -> Federation:
     """A federation from text: a data set such as `gaussians(rotate=2)`, or the path of your own data.
 
@@ -155,13 +168,10 @@ def load_federation(text: str) -> Federation:
     """
     if is_path(text):
         return own(text)
-    named = NAMED.fullmatch(text)  # names of data sets may have hyphens, which the grammar of methods does not know
-    call = parse_one(named[1].replace("-", "_") + (named[2] or "") if named else text, "data set", "scanners")
-    entry = DATASETS.find(call.name.replace("_", "-"))
-    given = dict(call.arguments)
+    entry, given = _read_call(text)
     is_own = entry.function is own  # records are passed on: they must not tell where a user's files are
     hidden = ("path", "schema") if is_own else ()
-    arguments = ", ".join(f"{name}={value!r}" for name, value in call.arguments if name not in hidden)
+    arguments = ", ".join(f"{name}={value!r}" for name, value in given.items() if name not in hidden)
 
     def draw(seed: int) -> Federation:
         checked = entry.check({**given, **({"seed": seed} if "seed" in given else {})})
@@ -172,3 +182,10 @@ def load_federation(text: str) -> Federation:
         return replace(draw(0), redraw=draw)
     seed = entry.check(given).get("seed", 0)
     return draw(seed if isinstance(seed, int) else 0)
+
+
+def _read_call(text: str) -> tuple[Entry[Federation], dict[str, Value]]:
+    """The data set that a text names, and the arguments that it gives."""
+    named = NAMED.fullmatch(text)  # names of data sets may have hyphens, which the grammar of methods does not know
+    call = parse_one(named[1].replace("-", "_") + (named[2] or "") if named else text, "data set", "scanners")
+    return DATASETS.find(call.name.replace("_", "-")), dict(call.arguments)

@@ -115,6 +115,11 @@ class Federation:
         return len(self.clients)
 
     @property
+    def setting(self) -> str:
+        """The library's name for these data with that of their preset, `pacs cpu`; empty for a user's own."""
+        return f"{self.dataset} {self.protocol.name}" if self.dataset else ""
+
+    @property
     def domains(self) -> tuple[str, ...]:
         """The domains, in the order of the clients. A client without a domain is a domain of its own."""
         return tuple(dict.fromkeys(client.domain or client.name for client in self.clients))

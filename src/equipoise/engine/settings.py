@@ -89,7 +89,7 @@ class Settings:
         method has for a data set of the library."""
         loaded = load_federation(federation) if isinstance(federation, str) else federation
         data = loaded.draw_for(seed).hold_out(hold_out)
-        chosen = adapt_to_data(parse(method) if isinstance(method, str) else method, data.dataset)
+        chosen = adapt_to_data(parse(method) if isinstance(method, str) else method, data.setting)
         if chosen.validates and not data.is_elsewhere:  # real sites set validation data aside themselves
             data = data.with_validation()
         protocol = data.protocol

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_type_hints
 
-from equipoise.data.catalogue import is_path
+from equipoise.data.catalogue import name_setting
 from equipoise.engine.settings import check_option
 from equipoise.errors import EquipoiseError
 from equipoise.grammar import Mistakes, did_you_mean, fit_to_type, require
@@ -77,8 +77,7 @@ class Plan:
     def chosen(self) -> Method:
         """The method, with the parameters that suit the data set."""
         method = parse(self.method) if isinstance(self.method, str) else self.method
-        known = "" if is_path(self.data) else self.data.split("(")[0].strip().replace("_", "-")
-        return adapt_to_data(method, known)
+        return adapt_to_data(method, name_setting(self.data))
 
     @classmethod
     def from_config(cls, config: Mapping[str, object]) -> Plan:

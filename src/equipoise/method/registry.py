@@ -32,8 +32,9 @@ def register(
     Args:
         title: what the method does, in one line.
         reference: the paper.
-        per_dataset: name of a data set of the library -> parameters that take the place of the defaults there. They are
-            the paper's, or for the embedded data ours. A run uses them where the user gives none, and records them.
+        per_dataset: name of a data set of the library (`pacs`), or of one of its presets (`pacs cpu`) -> parameters that
+            take the place of the defaults there. They are the paper's, or for embedded data and small presets ours. A run
+            uses them where the user gives none, and records them.
         ranges: parameter -> among what `equipoise tune` searches: `Range(0.01, 1.0, log=True)`, or a tuple of values.
             Parameters that are not named keep their defaults.
         side: what the method adds to compositions that `equipoise tune` tries: "client" if it changes local training,
@@ -83,7 +84,8 @@ def parse(text: str) -> Method:
 
 
 def adapt_to_data(method: Method, dataset: str) -> Method:
-    """The method with the parameters that it registered for this data set of the library, where the user gave none.
+    """The method with the parameters that it registered for this data set of the library (`Federation.setting`), where the
+    user gave none.
 
     For a user's own data, whose `dataset` is empty, and for a method that was changed by hand, nothing changes.
     """
@@ -111,7 +113,7 @@ def _build_sum(calls: tuple[Call, ...]) -> Method:
 
 
 def _with_defaults_for(call: Call, dataset: str) -> Call:
-    defaults = METHODS.find(call.name).per_dataset.get(dataset, {})
+    defaults = METHODS.find(call.name).find_defaults(dataset)
     return Call(call.name, tuple({**defaults, **dict(call.arguments)}.items()))
 
 

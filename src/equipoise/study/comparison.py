@@ -87,7 +87,7 @@ def compare(
             f"A comparison needs a method and a seed. Found methods={list(methods)!r}, seeds={seeds!r}."
         )
     data = load_federation(federation) if isinstance(federation, str) else federation
-    if any(adapt_to_data(method, data.dataset).validates for method in chosen):
+    if any(adapt_to_data(method, data.setting).validates for method in chosen):
         data = data.with_validation()  # all methods of a comparison train on the same samples
     results = tuple(
         run(

@@ -104,7 +104,7 @@ def list_jobs(methods: Sequence[str], data: Federation, seeds: Sequence[int], te
     """
     usual = data.protocol
     (template.training or usual.training).rate.check(template.rounds or usual.rounds)  # refused before any run
-    needs = any(adapt_to_data(parse(method), data.dataset).validates for method in methods)
+    needs = any(adapt_to_data(parse(method), data.setting).validates for method in methods)
     one = replace(template, with_validation=needs or template.with_validation)
     return [replace(one, method=method, seed=seed) for method in methods for seed in seeds]
 

@@ -63,7 +63,7 @@ class Part:
     def list_defaults(self, dataset: str) -> dict[str, Value]:
         """The values that a run on this data set has without tuning, by the names under which they are searched."""
         entry = METHODS.find(self.name)
-        usual = {n: p.default for n, p in entry.parameters.items()} | dict(entry.per_dataset.get(dataset, {}))
+        usual = {n: p.default for n, p in entry.parameters.items()} | entry.find_defaults(dataset)
         return {f"{self.name}.{name}": keep_within(usual[name], searched) for name, searched in self.ranges}
 
 
@@ -86,7 +86,7 @@ class Space:
     servers: tuple[Part, ...]
     training: tuple[tuple[str, Searched], ...]  # of the local training
     base: Training  # what of the local training is not searched
-    dataset: str  # for the parameters that methods have for it
+    dataset: str  # and its preset, for the parameters that methods have for it
     apart: frozenset[tuple[str, str]] = frozenset()  # sums that cannot be built, as names
 
     def choose(self, chooser: Chooser) -> Point | None:
@@ -210,11 +210,11 @@ def build_compositions(names: Sequence[str], job: Job, data: Federation, unusabl
         servers.append(Part.of(Call(REFERENCE)))
     usual = job.training or data.protocol.training
     apart = find_apart(clients, servers)
-    return Space((ALONE, *clients), tuple(servers), list_training(usual), usual, data.dataset, apart)
+    return Space((ALONE, *clients), tuple(servers), list_training(usual), usual, data.setting, apart)
 
 
 def build_single(text: str, job: Job, data: Federation) -> Space:
     """The space of one method's own parameters and of local training."""
     (call,) = parse_calls(text)
     usual = job.training or data.protocol.training
-    return Space((ALONE,), (Part.of(call),), list_training(usual), usual, data.dataset)
+    return Space((ALONE,), (Part.of(call),), list_training(usual), usual, data.setting)
