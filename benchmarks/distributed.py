@@ -1,11 +1,12 @@
 """Rounds over several processes: speed beside other runners, bytes sent, and the memory of the server's half.
 
-    python benchmarks/distributed.py [--work W1,W2,W4] [--repeats 3] [--server]
+    python benchmarks/distributed.py [--work W1,W2,W4] [--repeats 3] [--server] [--fit]
 
 Starts `torchrun` with two processes for each figure of the runner `distributed`, and takes turns with the runners `inline`
 (one thread) and `processes` (two workers), because other work on the machine changes from minute to minute. Bytes are
 counted where they are handed to torch.distributed. `--server` measures instead the server's half of a round with 100
-clients and 4.9 million parameters. Prints tables in Markdown.
+clients and 4.9 million parameters, `--fit` does so for several sizes and fits a model of its time. Prints tables in
+Markdown.
 """
 
 from __future__ import annotations
@@ -22,8 +23,10 @@ import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from scipy.optimize import nnls
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "peers"))
@@ -31,6 +34,7 @@ sys.path.insert(0, str(HERE / "peers"))
 ROUNDS = {"W1": 4, "W2": 2, "W4": 2}
 CLIENTS, PARAMETERS = 100, 4_900_000  # of the server's half
 RULES = ("fedavg", "fedheal", "fedfv", "fedequilibria(t=1, moo='update')")
+GRID = tuple((clients, size) for clients in (10, 40, 100) for size in (500_000, 2_000_000, PARAMETERS))  # of `--fit`
 
 
 # --------------------------------------------------------------------------- what is measured, in processes of its own
@@ -87,7 +91,7 @@ def time_rounds(work: str, method: str, runner: str) -> None:
         print(json.dumps(found), flush=True)
 
 
-def time_server(method: str, clients: int) -> None:
+def time_server(method: str, clients: int, size: int) -> None:
     """Print the seconds and the memory of the server's half, in one process or in one of several."""
     from equipoise import Layout, parse
     from equipoise.columns import ALL
@@ -97,22 +101,22 @@ def time_server(method: str, clients: int) -> None:
 
     torch.set_num_threads(1)
     ranks = Ranks.join() if is_started_by_torchrun() else None
-    columns = ALL if ranks is None else SplitColumns(ranks, PARAMETERS)
+    columns = ALL if ranks is None else SplitColumns(ranks, size)
     mine = [k for k in range(clients) if ranks is None or k % ranks.size == ranks.rank]
     draw = torch.Generator().manual_seed(0)
-    rows = {k: torch.randn(PARAMETERS, generator=draw) for k in mine}
+    rows = {k: torch.randn(size, generator=draw) for k in mine}
     base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     began = time.perf_counter()
     if ranks is None:
         updates = torch.stack([rows.pop(k) for k in mine])
     else:
-        pieces = [columns.piece(rank, PARAMETERS) for rank in range(ranks.size)]  # type: ignore[attr-defined]
+        pieces = [columns.piece(rank, size) for rank in range(ranks.size)]  # type: ignore[attr-defined]
         updates = ranks.exchange(rows, [k % ranks.size for k in range(clients)], pieces, torch.float32)
         rows.clear()
     exchanged = time.perf_counter()
     reports = {"samples": torch.full((clients,), 10.0), "loss": torch.rand(clients, generator=draw)}
-    setting = Setting(rounds=10, num_clients=clients, layout=Layout.of({"theta": (PARAMETERS,)}), lr=0.1)
-    server = Server(torch.zeros(PARAMETERS), {})
+    setting = Setting(rounds=10, num_clients=clients, layout=Layout.of({"theta": (size,)}), lr=0.1)
+    server = Server(torch.zeros(size), {})
     replies = Replies(tuple(range(clients)), reports, updates, columns=columns)
     server_round(parse(method), server, replies, setting)
     found = {
@@ -174,11 +178,40 @@ def measure_server(counts: list[int], clients: int) -> None:
     print("|---|---|---|---|---|")
     for method in RULES:
         for count in counts:
-            found = measure(count, "--one-server", method, str(clients))
+            found = measure(count, "--one-server", method, str(clients), str(PARAMETERS))
             print(
                 f"| {method} | {count} | {found['exchange']:.1f} | {found['step']:.1f} | {found['memory']:.2f} |",
                 flush=True,
             )
+
+
+def fit_model(counts: list[int], rules: tuple[str, ...]) -> None:
+    """Fit the times of the server's half to what they should follow from: bytes that are sent, rows that are read, and for
+    rules with a Gram matrix products of rows. Coefficients are not negative; what is left over is told."""
+    found = {
+        (rule, count, clients, size): measure(count, "--one-server", rule, str(clients), str(size))
+        for rule in rules
+        for clients, size in GRID
+        for count in counts
+    }
+    moved = {key: 4 * key[2] * key[3] * (key[1] - 1) / key[1] ** 2 for key in found}  # bytes that one process sends
+    spread = [key for key in found if key[1] > 1]
+    _tell_fit("exchange", [[1.0, moved[key]] for key in spread], [found[key]["exchange"] for key in spread])
+    for rule in rules:
+        mine = [key for key in found if key[0] == rule]
+        rows = [key[2] * key[3] / key[1] for key in mine]
+        squares = [key[2] * n if rule not in ("fedavg", "fedheal") else 0.0 for key, n in zip(mine, rows, strict=True)]
+        terms = [[1.0, n, square] for n, square in zip(rows, squares, strict=True)]
+        _tell_fit(f"step of {rule}", terms, [found[key]["step"] for key in mine])
+
+
+def _tell_fit(name: str, terms: list[list[float]], seconds: list[float]) -> None:
+    """Fit relative errors, so that small rounds count as much as large ones, and print the coefficients."""
+    design, truth = np.array(terms), np.array(seconds)
+    found, _ = nnls(design / truth[:, None], np.ones(len(truth)))
+    off = np.abs(design @ found / truth - 1)
+    told = ", ".join(f"{value:.3g}" for value in found)
+    print(f"| {name} | {told} | {100 * np.median(off):.0f} % | {100 * off.max():.0f} % | {len(truth)} |", flush=True)
 
 
 def main() -> None:
@@ -187,18 +220,24 @@ def main() -> None:
     parser.add_argument("--work", default="W1,W2,W4")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--server", action="store_true")
+    parser.add_argument("--fit", action="store_true")
     parser.add_argument("--clients", type=int, default=CLIENTS)
     parser.add_argument("--processes", default="1,2,4")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)
-    parser.add_argument("--one-server", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--one-server", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.one:
         time_rounds(*given.one)
     elif given.one_server:
-        time_server(given.one_server[0], int(given.one_server[1]))
+        time_server(given.one_server[0], *map(int, given.one_server[1:]))
     else:
+        counts = [int(count) for count in given.processes.split(",")]
         if given.server:
-            measure_server([int(count) for count in given.processes.split(",")], given.clients)
+            measure_server(counts, given.clients)
+        elif given.fit:
+            print("| what | constant s, s per byte or row, s per product | median error | largest | points |")
+            print("|---|---|---|---|---|")
+            fit_model(counts, RULES[:3])
         else:
             compare_runners(given.work.split(","), given.repeats)
         print(f"\nLoad of the machine at the end: {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores.")

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,53 @@ def make_node_key(path: Path) -> None:
     subprocess.run(
         ["ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-C", path.name, "-f", str(path)], check=True
     )
+
+
+class Tap:
+    """Somebody on the way to a SuperLink: passes on what nodes and server say, and keeps what the nodes said."""
+
+    def __init__(self, port: int) -> None:
+        self.goal = port
+        self.heard: list[bytearray] = []  # what came through each connection from its node
+        self.door = socket.create_server(("127.0.0.1", 0))
+        self.ends: list[socket.socket] = []
+        self.port = int(self.door.getsockname()[1])
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        with contextlib.suppress(OSError):  # the door is closed
+            while True:
+                node = self.door.accept()[0]
+                server = socket.create_connection(("127.0.0.1", self.goal))
+                self.ends += [node, server]
+                self.heard.append(bytearray())
+                for ends in ((node, server, self.heard[-1]), (server, node, bytearray())):
+                    threading.Thread(target=self._pass_on, args=ends, daemon=True).start()
+
+    @staticmethod
+    def _pass_on(source: socket.socket, goal: socket.socket, heard: bytearray) -> None:
+        with contextlib.suppress(OSError):
+            while said := source.recv(1 << 16):
+                heard += said
+                goal.sendall(said)
+        with contextlib.suppress(OSError):
+            goal.shutdown(socket.SHUT_WR)
+
+    def replay(self) -> None:
+        """Say to the SuperLink, once more, all that the nodes said, and wait until it has heard it."""
+        for said in list(self.heard):
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.goal), 10) as again:
+                again.sendall(said)
+                again.shutdown(socket.SHUT_WR)
+                while again.recv(1 << 16):
+                    pass
+
+    def close(self) -> None:
+        """Let nobody in any more, and cut all connections."""
+        with contextlib.suppress(OSError):
+            self.door.shutdown(socket.SHUT_RDWR)  # wakes up who waits at the door
+        for one in (self.door, *self.ends):
+            one.close()
 
 
 class Loopback:
@@ -102,11 +150,12 @@ class Loopback:
             time.sleep(0.1)
         raise RuntimeError(f"The SuperLink did not start: {self.read_log('superlink')}")
 
-    def start_supernode(self, name: str, config: str, key: Path | None = None) -> None:
-        """Start a SuperNode; `config` tells its app which data it holds."""
+    def start_supernode(self, name: str, config: str, key: Path | None = None, tap: Tap | None = None) -> None:
+        """Start a SuperNode; `config` tells its app which data it holds. With a tap, somebody listens on its way."""
         safety = ["--root-certificates", "ca.pem"] if self.tls else ["--insecure"]
         extra = ["--auth-supernode-private-key", str(key)] if key else []
-        self.start(name, "flower-supernode", *safety, *extra, "--superlink", self.address,
+        address = f"127.0.0.1:{tap.port}" if tap else self.address
+        self.start(name, "flower-supernode", *safety, *extra, "--superlink", address,
                    "--port", str(find_free_port()), "--node-config", config)  # fmt: skip
 
     def register(self, key: Path) -> str:

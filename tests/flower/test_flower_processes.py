@@ -20,7 +20,7 @@ from equipoise.flower import Plan
 from equipoise.flower.deploy import write_app
 from kit.command import invoke
 from kit.sites import LABEL, write_site
-from loopback import Loopback, find_free_port, make_node_key
+from loopback import Loopback, Tap, find_free_port, make_node_key
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 SECONDS = 600  # far more than a run takes; a run that hangs fails
@@ -50,15 +50,26 @@ def same_as_simulated(place, method, **options):
     assert torch.isfinite(expected.server.theta).all()
 
 
+def count_answers(here):
+    """How many answers of sites the SuperLink has taken."""
+    return here.read_log("superlink").count("[Fleet.PushMessages] Push replies")
+
+
 def test_a_plain_federation_gives_what_a_simulation_gives(tmp_path):
+    """In plain text, whoever listens on the way can say once more what a site said."""
     write_app(
         tmp_path / "app", Plan(method="qffl(q=1)", data="gaussians", sites=3, rounds=1, out=str(tmp_path / "runs"))
     )
     with Loopback(tmp_path / "federation") as here:
         here.start_superlink()
+        tap = Tap(here.port)
         for k in range(3):
-            here.start_supernode(f"node{k}", f"partition-id={k}")
+            here.start_supernode(f"node{k}", f"partition-id={k}", tap=tap if k == 0 else None)
         place = finished(here, tmp_path / "app", tmp_path / "runs")
+        tap.close()
+        taken = count_answers(here)
+        tap.replay()
+        assert count_answers(here) > taken
     same_as_simulated(place, "qffl(q=1.0)", rounds=1)
 
 
@@ -75,18 +86,25 @@ def test_the_same_folder_in_flower_s_simulation_engine(tmp_path):
 
 @pytest.mark.skipif(bool(NEEDED), reason=f"there is no {' or '.join(NEEDED)} here to make certificates and keys with")
 def test_tls_and_authenticated_nodes(tmp_path):
-    """Two known nodes train; a third, whose key nobody registered, is not let in."""
+    """Two known nodes train; a third, whose key nobody registered, is not let in. What one of the two said, said once more
+    by somebody on the way, is not heard."""
     write_app(tmp_path / "app", Plan(method="fedavg", data="gaussians", sites=2, rounds=1, out=str(tmp_path / "runs")))
     with Loopback(tmp_path / "federation", tls=True, authentication=True) as here:
         here.start_superlink()
+        tap = Tap(here.port)
         for k, name in enumerate(("a", "b", "stranger")):
             key = tmp_path / name
             make_node_key(key)
             if name != "stranger":
                 assert "registered successfully" in here.register(key)
-            here.start_supernode(name, f"partition-id={k}", key)
+            here.start_supernode(name, f"partition-id={k}", key, tap if name == "a" else None)
         place = finished(here, tmp_path / "app", tmp_path / "runs")
         assert here.running["a"].poll() is None
+        tap.close()
+        taken = count_answers(here)
+        assert sum(map(len, tap.heard)) > 10_000
+        tap.replay()
+        assert count_answers(here) == taken
         assert here.running["stranger"].poll() is not None, here.read_log("stranger")
     manifest = json.loads((place / "manifest.json").read_text())
     assert len(manifest["data"]["clients"]) == 2
