@@ -43,13 +43,15 @@ def main() -> None:
     parser.add_argument(
         "--losses", type=int, default=10_000, help="vectors of odd losses, for each loss-driven weighting"
     )
-    parser.add_argument("--seeds", type=int, default=3, help="seeds of every liar")
+    parser.add_argument("--seeds", type=int, default=3, help="seeds of every liar and attacker")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of them")
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--damages", type=int, default=500, help="flipped bits, and as many cut-off files")
     parser.add_argument("--others", type=int, default=10, help="times of every other fault")
     parser.add_argument("--only", default="", help="stages, separated by commas")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    seeds = range(options.first_seed, options.first_seed + options.seeds)
     stages: dict[str, Callable[[], list[Row]]] = {
         "updates": lambda: send_bad_answers(options.updates),
         "kills": lambda: kill_and_resume(options.kills),
@@ -58,9 +60,9 @@ def main() -> None:
         "two": lambda: start_second_process(options.others),
         "workers": lambda: kill_workers(options.others),
         "losses": lambda: weigh_odd_losses(options.losses),
-        "attackers": lambda: attack_methods(range(options.seeds)),
-        "attacked clinics": lambda: attack_methods(range(options.seeds), "clinics", ["guard + robust"]),
-        "liars": lambda: lie_in_runs(range(options.seeds)),
+        "attackers": lambda: attack_methods(seeds),
+        "attacked clinics": lambda: attack_methods(seeds, "clinics", ["guard + robust"]),
+        "liars": lambda: lie_in_runs(seeds),
         "honest": guard_honest_clients,
         "hostile": lambda: _answer_as_hostile_site(options.others),
         "sites": superlink.lose_site,
