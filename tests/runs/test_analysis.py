@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -12,12 +13,13 @@ from equipoise.engine.settings import Settings
 from equipoise.engine.simulation import prepare_simulation, simulate
 from equipoise.rounds.server import make_broadcast
 from equipoise.runs import analysis, looking
-from equipoise.runs.kept import read_kept
+from equipoise.runs.kept import merge_kept, read_kept
 from equipoise.runs.meant import watch
 from equipoise.runs.reading import read_all
 from equipoise.runs.requests import parse_request
 from equipoise.runs.writing import save
 from equipoise.study.jobs import Job, find_finished, list_jobs
+from equipoise.study.report.charts import find_extent
 from equipoise.study.report.figures import group_studies
 from equipoise.study.report.page import build_page
 from equipoise.study.report.paper import save_chart
@@ -285,12 +287,94 @@ def test_losses_stand_beside_the_separators(tmp_path):
     assert {mark.colour for mark in data.marks[:-1]} == {line.colour for line in losses.marks}
 
 
+def test_the_consistency_of_several_methods_stands_side_by_side(tmp_path):
+    keep = ("consistency", "consistency(client='client 1', layer='head')")
+    for method in ("fedavg", "fedheal"):
+        recorded(Job(method, "gaussians", rounds=12, keep=keep), tmp_path)
+    (study,) = group_studies(read_all([tmp_path])[0])
+    chart = PLOTS["consistency"](study)
+    stretches = ["first 10 rounds", "first 12 rounds", "last 10 rounds"]
+    assert [panel.title for panel in chart.panels] == [*stretches, *(f"{s}, client 1, layer head" for s in stretches)]
+    for panel in chart.panels:
+        assert [bars.name for bars in panel.marks] == ["fedavg", "fedheal"]
+        assert all(sum(bars.y) == pytest.approx(100) for bars in panel.marks)
+        ends = sorted((at - bars.span / 2, at + bars.span / 2) for bars in panel.marks for at in bars.x)
+        assert all(left[1] <= right[0] + 1e-9 for left, right in pairwise(ends))  # no bar hides another
+        assert 0.5 <= ends[0][0] < ends[-1][1] <= 1
+
+
+def test_a_line_per_client_and_one_axis_for_all_methods(tmp_path):
+    for method in ("fedavg", "local_only"):
+        recorded(Job(method, "scanners", rounds=1, keep=("spectrum",)), tmp_path)
+    (study,) = group_studies(read_all([tmp_path])[0])
+    chart = PLOTS["local_spectrum"](study)
+    assert [panel.title for panel in chart.panels] == ["fedavg", "local_only"]
+    assert len({find_extent(panel)[1] for panel in chart.panels}) == 1
+    for panel in chart.panels:
+        assert [line.name for line in panel.marks] == study.any.clients
+        assert len({line.colour for line in panel.marks}) == len(set(study.any.domains)) == 4
+        kept = read_kept(study.runs[panel.method][0].place)["spectrum"]
+        assert panel.marks[3].y == pytest.approx(np.log10(np.maximum(kept["singular"][3], 1e-12)))
+    assert PLOTS["spectrum"](study) is None
+    many = {name: 8 * kept[name] for name in kept}
+    many["clients"] = [f"c{i}" for i in range(len(many["clients"]))]
+    merge_kept(study.runs["fedavg"][0].place, {"spectrum": many})
+    (line,) = PLOTS["local_spectrum"](study).panels[0].marks
+    assert line.name == "mean of 96 clients"
+    assert all(a <= b <= c for a, b, c in zip(line.low, line.y, line.high, strict=True))
+
+
+def test_centres_are_stars_in_the_colour_of_their_class(tmp_path):
+    recorded(Job("fedavg", "gaussians", rounds=2, keep=("features", "features(client='client 2')")), tmp_path)
+    (study,) = group_studies(read_all([tmp_path])[0])
+    chart = PLOTS["tsne"](study)
+    own = "fedavg, local model of client 2"
+    assert [panel.title for panel in chart.panels] == [
+        "fedavg, by class", "fedavg, by domain", f"{own}, by class", f"{own}, by domain",
+    ]  # fmt: skip
+    for panel in chart.panels[::2]:
+        stars = {mark.name: mark.colour for mark in panel.marks if mark.star}
+        assert stars == {mark.name: mark.colour for mark in panel.marks if not mark.star} == {"-1": 0, "+1": 1}
+    page = build_page([study])
+    assert page.count('class="star"') == 4
+    assert "-1: centre " in page  # in the alternative text
+    assert [panel.title for panel in PLOTS["spectrum"](study).panels] == ["", "local model of client 2"]
+    assert all(path.stat().st_size for path in save_chart(chart, tmp_path / "tsne"))
+    place = study.runs["fedavg"][0].place
+    older = {name: value for name, value in read_kept(place)["features"].items() if name != "centres"}
+    merge_kept(place, {"features": older})
+    assert not any(mark.star for mark in PLOTS["tsne"](study).panels[0].marks)
+
+
+def test_grad_cam_is_a_grid_of_domains_and_views(tmp_path):
+    for method in ("fedavg", "f2dc"):
+        result = run(method, pictures(), rounds=1)
+        place = save(result, tmp_path)
+        analysis.keep(result, ["saliency(client='c1')"], place)
+    (study,) = group_studies(read_all([tmp_path])[0])
+    chart = PLOTS["saliency"](study)
+    whose = "local model of c1"
+    assert chart.columns == 2
+    assert chart.rows == [
+        "samples of class 0", f"fedavg, {whose}", f"f2dc, {whose}", f"f2dc, {whose}, f+", f"f2dc, {whose}, f-",
+        f"f2dc, {whose}, f*",
+    ]  # fmt: skip
+    assert [panel.title for panel in chart.panels[:2]] == ["d0", "d1"]
+    assert [panel.title for panel in chart.panels[-2:]] == [f"f2dc, {whose}, f*, {domain}" for domain in ("d0", "d1")]
+    page = build_page([study])
+    assert [page.index(f'<p class="row">{row}</p>') for row in chart.rows] == sorted(
+        page.index(f'<p class="row">{row}</p>') for row in chart.rows
+    )
+    assert all(path.stat().st_size for path in save_chart(chart, tmp_path / "saliency"))
+
+
 def test_kept_things_become_plots(tmp_path):
     recorded(
-        Job("fedheal", "gaussians", rounds=2, keep=("conflicts", "consistency", "features", "separators")), tmp_path
+        Job("fedheal", "gaussians", rounds=2, keep=("conflicts", "consistency", "features", "separators", "spectrum")),
+        tmp_path,
     )
     (study,) = group_studies(read_all([tmp_path])[0])
-    for kind in ("conflicts", "consistency", "spectrum", "tsne", "separators"):
+    for kind in ("conflicts", "consistency", "spectrum", "local_spectrum", "tsne", "separators"):
         assert PLOTS[kind](study) is not None, kind
         assert f'<figure id="{kind}">' in build_page([study])
     assert PLOTS["saliency"](study) is None

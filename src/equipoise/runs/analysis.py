@@ -98,8 +98,15 @@ def analyse_features(run: Run, request: Request, train: Train) -> dict[str, Any]
 
 
 def find_spectrum(features: Tensor) -> Tensor:
-    """The singular values of the covariance of features `[n, width]`, the largest first: n samples give fewer than n."""
-    return torch.linalg.svdvals(torch.cov(features.T))[: len(features) - 1]
+    """The singular values of the covariance of features `[n, width]`, the largest first: n samples give fewer than n.
+
+    They are found from the features themselves, because the covariance can be much larger.
+
+    >>> find_spectrum(torch.tensor([[0.0, 1.0], [2.0, 1.0], [4.0, 1.0]])).round(decimals=3).tolist()
+    [4.0, 0.0]
+    """
+    centred = features - features.mean(0)
+    return (torch.linalg.svdvals(centred).square() / (len(features) - 1))[: len(features) - 1]
 
 
 def analyse_spectrum(run: Run, request: Request, train: Train) -> dict[str, Any]:

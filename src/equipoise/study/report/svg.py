@@ -38,11 +38,15 @@ STRETCHED = 1000.0  # the width of lines before they are stretched
 NARROW = 250.0  # pixels of a plot on the narrowest screen, for which names beside points are placed
 MOST_POINTS = 100  # of a line; of more, every second, third ... is drawn, and the last one
 SHADES = 6  # boxes of the scale of a matrix
+STAR = "M0 -9L2.5 -3L9 -2.6L4 1.6L5.6 8L0 4.5L-5.6 8L-4 1.6L-9 -2.6L-2.5 -3z"  # around the point where it stands
 
 
 def draw_svg(chart: Chart, number: int = 0) -> str:
     """A chart as an HTML figure, with its panels, legend and caption. `number` tells apart the studies of a page."""
-    panels = "".join(f"<div {_attributes(panel)}>{_panel(panel)}</div>" for panel in chart.panels)
+    drawn = [f"<div {_attributes(panel)}>{_panel(panel)}</div>" for panel in chart.panels]
+    for row in reversed(range(len(chart.rows))):
+        drawn.insert(row * chart.columns, f'<p class="row">{escape(chart.rows[row])}</p>')
+    panels = "".join(drawn)
     chooser = ""
     if chart.one_at_a_time and len(chart.panels) > 1:
         options = "".join(
@@ -178,9 +182,9 @@ def _picture(panel: Panel, low: float, high: float) -> str:
         for mark in panel.marks
         if isinstance(mark, Cells)
     )
-    title = f'<text class="title" x="0" y="14">{escape(shorten(panel.title, 22))}</text>'
-    label = escape(describe(panel))
-    return f'<svg class="square" viewBox="0 0 150 172" role="img" aria-label="{label}">{title}{marks}</svg>'
+    title = "" if panel.untitled else f'<text class="title" x="0" y="14">{escape(shorten(panel.title, 22))}</text>'
+    label, box = escape(describe(panel)), "0 20 150 152" if panel.untitled else "0 0 150 172"
+    return f'<svg class="square" viewBox="{box}" role="img" aria-label="{label}">{title}{marks}</svg>'
 
 
 def _shades(mark: Cells, top: float) -> str:
@@ -280,6 +284,11 @@ def _pieces(mark: Drawing, panel: Panel, x: Scale, y: Scale, inner: float) -> li
             radius = 2.5 if mark.hollow else 2 if mark.small else 5
             kind = ' class="hollow"' if mark.hollow else ""
             notes = mark.notes or [mark.name] * len(mark.x)
+            if mark.star:
+                return [
+                    f'<svg x="{x(a):.2f}%" y="{y(b):.1f}" overflow="visible"><path class="star" d="{STAR}"{_note(note)}/></svg>'
+                    for a, b, note in zip(mark.x, mark.y, notes, strict=True)
+                ]
             return [
                 f'<circle{kind} cx="{x(a):.2f}%" cy="{y(b):.1f}" r="{radius}"{_note(note)}/>'
                 for a, b, note in zip(mark.x, mark.y, notes, strict=True)
