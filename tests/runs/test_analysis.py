@@ -234,6 +234,21 @@ def test_pooled_data_have_no_local_models(text):
         analyse(simulate(begun), text)
 
 
+def test_a_layer_that_a_method_replaces_is_left_out_and_others_keep_it():
+    text, data = "consistency(layer='body.0')", blobs()
+    for method in ("fedavg", "f2dc"):  # which puts the layers of a perceptron into stages
+        result = simulate(watch(prepare_simulation(Settings.of(method, data, rounds=1)), [text]))
+        if method == "fedavg":
+            assert analyse(result, text)["1"][-1] == 1
+        else:
+            with pytest.raises(EquipoiseError, match=r"`f2dc` changes the model, which then has no layer `body.0`"):
+                analyse(result, text)
+    with pytest.raises(
+        EquipoiseError, match=r"`layer='bodi'` of --keep consistency is not in model .* Layers: stages.0.1"
+    ):
+        watch(prepare_simulation(Settings.of("f2dc", data)), ["consistency(layer='bodi')"])
+
+
 def test_parameters_that_stay_with_clients_have_no_signs():
     data, text = blobs(), "consistency(layer='body.1')"
     begun = watch(prepare_simulation(Settings.of("fedbn", data, model=NormNet, rounds=1)), [text])

@@ -30,7 +30,7 @@ from equipoise.runs.looking import (
     take_model,
     take_scored_model,
 )
-from equipoise.runs.meant import find_client, list_watched
+from equipoise.runs.meant import find_client, has_layer, list_watched
 from equipoise.runs.requests import Request, parse_request
 from equipoise.runs.signs import find_history, measure_consistency
 from equipoise.types import VIEW, VIEW_MAP
@@ -58,6 +58,8 @@ def analyse_conflicts(run: Run, request: Request, train: Train) -> dict[str, Any
 def analyse_consistency(run: Run, request: Request, train: Train) -> dict[str, Any]:
     """How consistent the signs of updates were: `signs.measure_consistency` of the layer and client of the request."""
     names, history = list_watched(run, request), find_history(run)
+    if request.layer and not has_layer(run.task, request.layer):
+        raise EquipoiseError(f"`{run.method}` changes the model, which then has no layer `{request.layer}`.")
     if not names:
         what = f"of layer `{request.layer}`" if request.layer else "of its model"
         raise EquipoiseError(

@@ -10,8 +10,10 @@ from equipoise.data import Federation
 from equipoise.engine.result import Run
 from equipoise.errors import EquipoiseError
 from equipoise.grammar import did_you_mean, join_words, show_value
+from equipoise.method import Method
 from equipoise.runs.requests import Request, parse_request
 from equipoise.runs.signs import watch_signs
+from equipoise.task import Task
 
 NAMED = 1000  # the most names among which a nearest one is looked for
 AROUND = "model."  # how names of parameters begin that stand in a module around the model
@@ -36,9 +38,9 @@ def check_clients(texts: Iterable[str], federation: Federation) -> None:
 
 
 def check_layers(texts: Iterable[str], run: Run) -> None:
-    """Refuse requests that name a layer which the run's model does not have."""
+    """Refuse requests that name a layer which the model does not have, neither with the method's wraps nor without."""
     for request in map(parse_request, texts):
-        if request.layer and not _pick_layer(run.task.initial_params, request.layer):
+        if request.layer and not has_layer(run.task, request.layer) and not has_layer(_unwrap(run), request.layer):
             layers = list_layers(run.task.initial_params)
             raise EquipoiseError(
                 f"{_name(request, 'layer')} is not in model `{run.settings.model_name}`."
@@ -57,8 +59,8 @@ def watch(begun: Run, texts: Sequence[str]) -> Run:
     wanted = {name for request in asked for name in list_watched(begun, request)}
     if not wanted:
         return begun
-    numbers = [_find_number(begun.task.federation, request.client) for request in asked]
-    clients = None if None in numbers else sorted({number for number in numbers if number is not None})
+    numbers = {_find_number(begun.task.federation, request.client) if request.client else None for request in asked}
+    clients = None if None in numbers else sorted(number for number in numbers if number is not None)
     return replace(begun, onlookers=watch_signs(begun, [n for n in begun.task.layout.names if n in wanted], clients))
 
 
@@ -98,6 +100,18 @@ def _strip(name: str) -> str:
     while name.startswith(AROUND):
         name = name.removeprefix(AROUND)
     return name
+
+
+def has_layer(task: Task, layer: str) -> bool:
+    """Whether a task's model has a layer of this name."""
+    return bool(_pick_layer(task.initial_params, layer))
+
+
+def _unwrap(run: Run) -> Task:
+    """The run's task with the model as it was before the method's wraps changed it."""
+    if not run.method.wrap:
+        return run.task
+    return Task.build(Method(), run.federation, model=run.settings.model, loss=run.settings.loss)
 
 
 def _pick_layer(names: Iterable[str], layer: str) -> list[str]:

@@ -22,7 +22,9 @@ from equipoise.updates import count_type
 
 FIRST = (10, 100)  # histories of so many first rounds are told beside that of all rounds
 LAST = 10  # and the history of so many last rounds
-BINS = 20  # of a histogram over the shares from 0.5 to 1
+# Of a histogram over the shares from 0.5 to 1: of 50, 100 or 200 rounds each bin has equally many possible shares, so that
+# none is higher for having more of them.
+BINS = 25
 BYTE = 8  # bits
 
 define_report("rises", "[m, B]", "which entries of the client's update rose (or stood still), eight to a byte")
@@ -126,7 +128,7 @@ def count_directions(up: Tensor, seen: int) -> Tensor:
     in the bin that begins at 0.9.
 
     >>> count_directions(torch.tensor([9, 1, 5, 10]), 10).nonzero().flatten().tolist()
-    [0, 16, 19]
+    [0, 20, 24]
     """
     votes = torch.maximum(up.long(), seen - up.long())
     return torch.bincount(((2 * votes - seen) * BINS // seen).clamp(max=BINS - 1), minlength=BINS)

@@ -25,7 +25,7 @@ from equipoise.runs.kept import MISSING, read_kept
 from equipoise.runs.live import View, open_view
 from equipoise.runs.meant import watch
 from equipoise.runs.reading import Recorded, read
-from equipoise.runs.requests import parse_request
+from equipoise.runs.requests import normalise_requests, parse_request
 from equipoise.runs.writing import Recorder
 from equipoise.training import Training
 
@@ -117,7 +117,7 @@ def find_finished(job: Job, settings: Settings, folder: Path) -> Path | None:
         finished = read(place).is_finished
     except EquipoiseError:
         return None
-    return place if finished and set(job.keep) <= set(read_kept(place)) else None
+    return place if finished and set(normalise_requests(job.keep)) <= set(read_kept(place)) else None
 
 
 def begin(job: Job, settings: Settings) -> Run:
@@ -169,7 +169,8 @@ def place_checkpoints(job: Job, folder: Path, every: int = CHECKPOINT_EVERY, res
 
     What is kept of the finished run makes no other job of it, but what is counted while it goes on does.
     """
-    counted = tuple(text for text in job.keep if parse_request(text).kind == "consistency")
+    asked = map(parse_request, job.keep)
+    counted = tuple(sorted(str(request) for request in asked if request.kind == "consistency"))
     name = re.sub(r"[^A-Za-z0-9]+", "_", f"{job.dataset}-{job.method}-seed{job.seed}")[:80]
     digest = hashlib.sha256(repr(replace(job, live=(), keep=counted)).encode()).hexdigest()[:8]
     return Checkpoints(folder / FOLDER / f"{name}-{digest}", every, resume)

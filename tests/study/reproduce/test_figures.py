@@ -86,13 +86,14 @@ def test_what_runs_kept_becomes_a_number(run):
             "domains": [],
         },
         "spectrum": {"clients": ["a", "b"], "domains": [], "singular": [[2.0, 2.0, 2.0, 0.0], [7.0, 0.0, 0.0, 0.0]]},
-        "consistency(client='a', layer='stages.1')": {"10": shares},
+        "consistency(client='a', layer='stages.1')": {"10": shares, "last 10": shares[::-1]},
     }
     (run.place / "analysis.json").write_text(json.dumps(kept))
     assert measure("effective rank", one) == pytest.approx(2)  # three equal values, and one: the mean over clients
     assert measure("silhouette", one) > 0.9
     assert measure("same direction, 10 rounds", one) == pytest.approx(50)
     assert math.isnan(measure("same direction, 100 rounds", one))
+    assert measure("same direction, last 10 rounds", one) == pytest.approx(0)
 
 
 def test_costs_are_those_of_all_clients(run):

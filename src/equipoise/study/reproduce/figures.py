@@ -105,11 +105,11 @@ def _silhouette(one: Measured, unit: Unit) -> float:
     return float(silhouette_score(points, np.asarray(found["classes"])))
 
 
-def _same_direction(after: int) -> Callable[[Measured, Unit], float]:
-    """The share of entries of updates that had their usual sign in at least nine of ten of the first rounds."""
+def _same_direction(stretch: str) -> Callable[[Measured, Unit], float]:
+    """The share of entries of updates that had their usual sign in at least nine of ten of the rounds of a stretch."""
 
     def measure(one: Measured, unit: Unit) -> float:
-        shares = one.kept("consistency").get(str(after))
+        shares = one.kept("consistency").get(stretch)
         if not isinstance(shares, list):
             return math.nan
         bins = np.linspace(0.5, 1.0, len(shares) + 1)[:-1]
@@ -181,8 +181,13 @@ FIGURES: dict[str, Figure] = {
         "exp of the entropy of the singular values of the features' covariance, by the local model of each client; their mean",
     ),
     "silhouette": Figure(_silhouette, "silhouette of the classes among the t-SNE points", digits=3),
-    "same direction, 10 rounds": Figure(_same_direction(10), "percent of entries with one sign in 9 of 10 rounds"),
-    "same direction, 100 rounds": Figure(_same_direction(100), "percent of entries with one sign in 90 of 100 rounds"),
+    "same direction, 10 rounds": Figure(_same_direction("10"), "percent of entries with one sign in 9 of the first 10 rounds"),
+    "same direction, 100 rounds": Figure(
+        _same_direction("100"), "percent of entries with one sign in 90 of the first 100 rounds"
+    ),
+    "same direction, last 10 rounds": Figure(
+        _same_direction("last 10"), "percent of entries with one sign in 9 of the last 10 rounds"
+    ),
     **{
         name: Figure(_cost(*what), f"{what[0]} of all clients in a round, divided by {what[1]:g}", True)
         for name, what in COSTS.items()
