@@ -181,7 +181,8 @@ def draw_saliency(study: Study) -> Chart | None:
         if not panels:
             kinds = list(dict.fromkeys(found.get("classes", ())))
             rows.append(f"samples of class {kinds[0]}" if len(kinds) == 1 else "samples")
-            panels = [_picture(domain, values, 6) for domain, values in zip(domains, found["samples"], strict=True)]
+            shades = [[[1 - value for value in line] for line in sample] for sample in found["samples"]]
+            panels = [_picture(domain, values, 6) for domain, values in zip(domains, shades, strict=True)]
             across = len(domains)
         for view, maps in {"": found["maps"], **found.get("views", {})}.items():
             rows.append(_join(method, whose, view))
@@ -190,9 +191,9 @@ def draw_saliency(study: Study) -> Chart | None:
                 for domain, values in zip(domains, maps, strict=True)
             ]
     caption = (
-        "Grad-CAM: where the last feature map speaks for the class of a test sample of each domain (first row: the samples; a "
-        "strong colour is a large value; where a picture is all pale, nothing does). A local model is the one that a client "
-        "has after one more round."
+        "Grad-CAM: where the last feature map speaks for the class of a test sample of each domain (first row: the samples; "
+        "in the others a strong colour is a large value, and where a picture is all pale, nothing does). A local model is the "
+        "one that a client has after one more round."
     )
     return Chart("saliency", "Where the model looks", caption, panels, columns=across, rows=rows) if panels else None
 

@@ -184,7 +184,8 @@ def _picture(panel: Panel, low: float, high: float) -> str:
     )
     title = "" if panel.untitled else f'<text class="title" x="0" y="14">{escape(shorten(panel.title, 22))}</text>'
     label, box = escape(describe(panel)), "0 20 150 152" if panel.untitled else "0 0 150 172"
-    return f'<svg class="square" viewBox="{box}" role="img" aria-label="{label}">{title}{marks}</svg>'
+    paper = '<rect y="20" width="150" height="150" fill="#fff"/>'  # also on a dark page, where it would be a negative
+    return f'<svg class="square" viewBox="{box}" role="img" aria-label="{label}">{title}{paper}{marks}</svg>'
 
 
 def _shades(mark: Cells, top: float) -> str:
@@ -345,6 +346,7 @@ def _arrow(tail: float, head: float, at: float, change: float, note: str) -> str
 def _cells(mark: Cells, panel: Panel, x: Scale, y: Scale, unit: str) -> list[str]:
     """Shaded rectangles, row by row. A negative value has a stroke across, as a colour alone may be mistaken."""
     wide, high = x(1) - x(0), y(1) - y(0)
+    inside = high if panel.picture else high - 1  # rows of a matrix stand apart, those of a picture do not
     out = []
     for i, row in enumerate(mark.values):
         which = f' data-row="{i}"' if panel.members else ""
@@ -355,9 +357,9 @@ def _cells(mark: Cells, panel: Panel, x: Scale, y: Scale, unit: str) -> list[str
             side = ' class="minus"' if value < 0 else ""
             note = mark.notes[i][j] if mark.notes else f"{value:.3g}"
             out.append(f'<rect{side} x="{x(j - 0.5):.2f}{unit}" width="{wide:.2f}{unit}" '
-                       f'height="{high - 1:.3g}" fill-opacity="{_strength(value, mark):.2f}"{_note(note)}/>')  # fmt: skip
+                       f'height="{inside:.3g}" fill-opacity="{_strength(value, mark):.2f}"{_note(note)}/>')  # fmt: skip
             if value < 0:
-                at = (high - 1) / 2
+                at = inside / 2
                 out.append(f'<line class="sign" x1="{x(j - 0.2):.2f}{unit}" x2="{x(j + 0.2):.2f}{unit}" y1="{at:.1f}" '
                            f'y2="{at:.1f}"/>')  # fmt: skip
         out.append("</g>")
