@@ -332,15 +332,6 @@ class Shape(Part):
         """
         return False
 
-    def measure_consistency(self, state: State) -> Tensor | None:
-        """For each parameter of each client, the share of rounds in which its update had its more frequent sign, 0.5 to
-        1.
-
-        It is computed from this part's state, as one flat tensor over all clients. The option `--keep consistency`
-        keeps it for a plot. None: the part does not remember signs.
-        """
-        return None
-
     def __call__(self, round: Round, state: State) -> Shaped:
         """The edited updates, from `round.updates`, and the part's next state."""
         raise NotImplementedError

@@ -36,7 +36,8 @@ class Outputs(NamedTuple):
     `extra` holds what a wrap adds, such as F2DC's decoupled features. Two kinds of its entries have a fixed meaning.
     `extra[PERSONAL_LOGITS]` are the logits of a personal model that a wrap keeps beside the global one; they are scored
     where the method scores personal models. `extra["view NAME"]` are logits from another reading of the same model;
-    their accuracy is recorded as `accuracy of NAME`.
+    their accuracy is recorded as `accuracy of NAME`. `extra["map of NAME"]` is the feature map
+    `[batch, channels, height, width]` that such logits come from; it need be there only while gradients are recorded.
     """
 
     logits: Tensor  # [batch, classes], or [batch, outputs] for another loss than cross-entropy
@@ -48,6 +49,7 @@ class Outputs(NamedTuple):
 
 PERSONAL_LOGITS = "personal logits"  # the key of a personal model's logits in `Outputs.extra`
 VIEW = "view "  # how the keys of further logits in `Outputs.extra` begin
+VIEW_MAP = "map of "  # how the keys of the feature maps behind them begin
 
 # Gradients of linear layers as pairs of factors: layer name -> (delta [m, batch, out], inputs [m, batch, in]). The
 # gradient of `name.weight` is `delta.mT @ inputs`; that of `name.bias` is `delta` summed over the batch.

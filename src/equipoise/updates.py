@@ -26,6 +26,11 @@ def column_chunks(rows: Tensor) -> Iterator[slice]:
         yield slice(start, min(start + width, rows.shape[1]))
 
 
+def count_type(seen: int) -> torch.dtype:
+    """The smallest integer type that can count this many rounds."""
+    return torch.uint8 if seen < 256 else torch.int16 if seen < 32768 else torch.int32
+
+
 def gram(rows: Tensor, columns: Columns = ALL) -> Tensor:
     """`rows @ rows.T` over all columns, `[m, m]` in float64: its entries may differ by many orders of magnitude.
 

@@ -15,6 +15,7 @@ import torch
 from equipoise import EquipoiseError, parse, run
 from equipoise.engine.ranks import Ranks, SplitColumns, pick_device
 from equipoise.engine.runners.dealing import deal
+from equipoise.runs.kept import read_kept
 from equipoise.runs.reading import read
 from kit import blobs
 from kit.command import equipoise
@@ -150,7 +151,7 @@ def test_a_gpu_that_is_not_there():
         (("--participation", "0.1"), "2 processes are too many for 1 clients in a round: start at most 1"),
         (("--method", "fedhael"), "Unknown method `fedhael`"),
         (("--device", "cuda"), "Device 'cuda' is not available here"),
-        (("--method", "fedheal", "--keep", "consistency"), "Keeping `consistency` needs the server's whole memory"),
+        (("--keep", "saliency(client='clean1')"), "is not in the federation. Did you mean `clean 1`?"),
         (("--resume",), "There is no checkpoint to go on from"),
     ],
 )
@@ -162,6 +163,17 @@ def test_a_mistake_is_said_once(tmp_path, words, expected):
     lines = [line for line in err.splitlines() if line.startswith("Error:")]
     assert len(lines) == 1, err
     assert expected in lines[0]
+
+
+@pytest.mark.slow
+def test_a_run_over_processes_keeps_what_was_counted_on_the_way(tmp_path):
+    words = ("--rounds", "2", "--keep", "consistency(layer='head'), conflicts")
+    code, out, err = torchrun(2, *RUN, *words, cwd=tmp_path)
+    assert code == 0, out + err
+    (place,) = (tmp_path / "runs").glob("scanners-fedavg*")
+    kept = read_kept(place)
+    assert sum(kept["consistency(layer='head')"]["2"]) == pytest.approx(1)
+    assert len(kept["conflicts"]["clients"]) == 12
 
 
 @pytest.mark.slow

@@ -30,10 +30,9 @@ from equipoise import (
     server_round,
 )
 from equipoise.engine import RoundRecord
-from equipoise.engine.simulation import prepare_simulation
 from equipoise.roles import Term
 from equipoise.rounds import begin_server, make_broadcast
-from equipoise.study.jobs import Job, run_and_record
+from equipoise.study.jobs import Job, begin, run_and_record
 from equipoise.task import Task
 from equipoise.types import ClientState, Local, Received, Replies, Server, Tensors
 
@@ -134,7 +133,7 @@ def quiet(*args: object, **options: object) -> Run:
 
 def recorded(job: Job, folder: Path, on_round: Callable[[RoundRecord], None] | None = None) -> tuple[Run, Path]:
     """A job done and stored below a folder."""
-    begun = prepare_simulation(job.settings(load_federation(job.dataset)))
+    begun = begin(job, job.settings(load_federation(job.dataset)))
     return run_and_record(job, begun, folder, on_round)
 
 

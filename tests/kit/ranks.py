@@ -96,6 +96,25 @@ def same_bits(folder):
     ]
 
 
+def signs(folder):
+    """How consistent the signs of updates are, counted by several processes and by one."""
+    from equipoise.engine.settings import Settings
+    from equipoise.engine.simulation import prepare_simulation, simulate
+    from equipoise.runs.analysis import analyse
+    from equipoise.runs.meant import watch
+    from equipoise.runs.requests import parse_request
+
+    torch.set_default_dtype(torch.float64)
+    request = parse_request("consistency")
+
+    def count(text, runner):
+        settings = Settings.of(text, in_double(blobs(SIZES)), runner=runner, rounds=3, participation=0.5)
+        run = simulate(watch(prepare_simulation(settings), [str(request)]))
+        return analyse(run, request) if LEADS or runner == "inline" else {}
+
+    return {text: [count(text, "distributed"), count(text, "inline")] for text in ("fedavg", "fedheal", "scaffold")}
+
+
 def spoilt(folder):
     """A client whose update is not finite does not count, at any process, whether rows or sums travel."""
     import equipoise.engine.runners.in_process as module

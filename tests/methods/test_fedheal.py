@@ -4,10 +4,11 @@ from scipy.optimize import minimize
 
 from equipoise import aggregate, parse
 from equipoise.engine.simulation import run
-from equipoise.methods.fedheal import count_type, equalising_weights, votes_needed
+from equipoise.methods.fedheal import equalising_weights, votes_needed
 from equipoise.rounds.client import client_round
 from equipoise.rounds.server import begin_server, make_broadcast, server_round
 from equipoise.task import Task
+from equipoise.updates import count_type
 from kit import NormNet, blobs
 
 SAMPLES = {"samples": torch.tensor([1.0, 3.0])}

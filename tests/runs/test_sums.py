@@ -29,7 +29,7 @@ def whole(tmp_path_factory):
     object.__setattr__(data, "schema", schema)
     result = quiet("fedheal", data, rounds=2, participation=0.5)
     place = save(result, tmp_path_factory.mktemp("runs"))
-    analysis.keep(result, ["conflicts", "consistency"], place)
+    analysis.keep(result, ["conflicts", "features"], place)
     assert {path.name for path in place.iterdir()} == ALL
     return place
 

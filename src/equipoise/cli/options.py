@@ -18,7 +18,7 @@ import typer
 
 from equipoise.errors import EquipoiseError
 from equipoise.grammar import Mistakes, fit_to_type, split_list
-from equipoise.runs.kept import KINDS
+from equipoise.runs.requests import EXAMPLE, REQUESTS, split_requests
 
 if TYPE_CHECKING:
     from equipoise.data import Federation
@@ -252,9 +252,13 @@ class RunOptions(BasicOptions):
     live: Annotated[
         str | None, typer.Option(help="watch the run in `mlflow` or `tensorboard`, or both, separated by a comma")
     ] = None
-    keep: Annotated[str | None, typer.Option(help=f"keep these for plots, separated by commas: {', '.join(KINDS)}")] = (
-        None
-    )
+    keep: Annotated[
+        str | None,
+        typer.Option(
+            help=f"keep these for plots, separated by commas: {', '.join(REQUESTS)}; or of one client or layer, as in "
+            f"{EXAMPLE}"
+        ),
+    ] = None
     validation: Annotated[
         bool,
         typer.Option("--validation", help="set training data aside, by which methods and rounds can be chosen"),
@@ -291,7 +295,7 @@ class RunOptions(BasicOptions):
     @property
     def kinds(self) -> tuple[str, ...]:
         """What --keep asks to keep."""
-        return pick_from(self.keep, KINDS, "--keep")
+        return split_requests(self.keep or "")
 
 
 def prepare(

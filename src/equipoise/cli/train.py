@@ -69,10 +69,9 @@ def run(
 ) -> None:
     """Train one method, and show what every domain and client got; or do all runs of an experiment file (TOML)."""
     from equipoise.cli.results import draw_groups, draw_run
-    from equipoise.engine.simulation import prepare_simulation
     from equipoise.runs.reading import read
     from equipoise.study.experiment import read_experiment
-    from equipoise.study.jobs import find_finished, run_and_record
+    from equipoise.study.jobs import begin, find_finished, run_and_record
 
     if Path(dataset).suffix == ".toml":
         _refuse_beside_a_file(context)
@@ -103,7 +102,7 @@ def run(
             f"This run was finished before, and stays. --again does it anew. Records: {finished}", soft_wrap=True
         )
         return
-    begun = company.do(lambda: prepare_simulation(settings))
+    begun = company.do(lambda: begin(job, settings))
     checkpoint = company.ask_leader(lambda: _place_checkpoints(job, options.out, checkpoint_every, resume))
     if not company.leads:
         with company.say_once():
@@ -373,14 +372,17 @@ def _select_applicable(names: Sequence[str], data: Federation, job: Job, by_defa
     One that cannot is left out with a note if it is there by default; if the user named it, that is an error.
     """
     from equipoise.engine.loop import begin_run
+    from equipoise.runs.meant import watch
 
     kept = []
     for name in names:
         try:
-            begin_run(replace(job, method=name).settings(data))
-            kept.append(name)
+            begun = begin_run(replace(job, method=name).settings(data))
         except EquipoiseError as error:
             if not by_default:
                 raise
             say_notes([f"{name} is left out: {error}"])
+            continue
+        watch(begun, job.keep)  # a client or layer that is not there is the user's mistake, and no method's
+        kept.append(name)
     return kept

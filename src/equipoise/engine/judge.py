@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from equipoise.engine.checks import Checks, Expected, count_declared_samples, expect
 from equipoise.engine.desk import Desk, Heard
-from equipoise.engine.guard import Guard, cap_weights, clip_replies
+from equipoise.engine.guard import Guard, clip_replies
 from equipoise.engine.result import Run
 from equipoise.engine.runners import Errand
 from equipoise.method import Method
@@ -21,7 +21,7 @@ from equipoise.types import ClientState, Replies, Server, Setting
 class Judge:
     """What decides which answers of a run count, and what the server believes of them."""
 
-    method: Method  # as the server runs it: with the guard's caps
+    method: Method  # as the rounds play it: see `Run.played_method`
     task: Task
     setting: Setting  # facts that do not change during the run
     checks: Checks
@@ -33,14 +33,13 @@ class Judge:
     def of(cls, run: Run) -> Judge:
         """The judge of a run, with the checks and the guard of its settings."""
         settings, task = run.settings, run.task
-        method = settings.method if settings.guard is None else cap_weights(settings.method, settings.guard)
         setting = task.setting(settings.rounds, settings.seed)
         checks = settings.checks
         if settings.guard is not None:  # a guard shortens what is long, instead of refusing it
             checks = replace(checks, norm=None)
         rate = task.training.rate
         rates = () if rate.is_constant else rate.tabulate(settings.rounds)  # once: a schedule is read from text
-        return cls(method, task, setting, checks, settings.guard, count_declared_samples(task), rates)
+        return cls(run.played_method, task, setting, checks, settings.guard, count_declared_samples(task), rates)
 
     def find_rate(self, round: int) -> float:
         """The local learning rate of this round, counted from 0."""

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from equipoise.convergence import Convergence, judge_convergence
 from equipoise.data import Federation
+from equipoise.engine.guard import cap_weights
 from equipoise.engine.settings import Settings
 from equipoise.losses import SCORES
 from equipoise.method import Method
 from equipoise.metrics import Estimate, Figures, estimate, figures
+from equipoise.roles import Report, Share
 from equipoise.rounds.evaluation import Score
 from equipoise.task import Task
 from equipoise.types import ClientState, EquipoiseError, Server
@@ -99,11 +101,22 @@ class Run:
     warnings: tuple[str, ...] = ()  # one of each kind
     seconds: float = 0.0  # that the run took
     stopped: str = ""  # why it ended before its last round, if it did
+    onlookers: tuple[Report | Share, ...] = ()  # parts that look on, for plots, and change nothing of the run
 
     @property
     def method(self) -> Method:
         """The method, with the parameters that suit the data set."""
         return self.settings.method
+
+    @property
+    def played_method(self) -> Method:
+        """The method as the rounds play it: with the onlookers, and with the guard's caps if there is a guard."""
+        method, guard = self.settings.method, self.settings.guard
+        if self.onlookers:
+            reports = tuple(part for part in self.onlookers if isinstance(part, Report))
+            share = tuple(part for part in self.onlookers if isinstance(part, Share))
+            method = replace(method, reports=method.reports + reports, share=method.share + share)
+        return method if guard is None else cap_weights(method, guard)
 
     @property
     def federation(self) -> Federation:

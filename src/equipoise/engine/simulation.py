@@ -14,7 +14,7 @@ from equipoise.engine.checkpoints import Checkpoints
 from equipoise.engine.checks import SIMULATION_CHECKS, Checks
 from equipoise.engine.crew_desk import CrewDesk
 from equipoise.engine.desk import SimulatedDesk
-from equipoise.engine.guard import Guard, cap_weights
+from equipoise.engine.guard import Guard
 from equipoise.engine.loop import begin_run, proceed
 from equipoise.engine.ranks import Ranks, find_local_rank, pick_device
 from equipoise.engine.result import RoundRecord, Run
@@ -123,7 +123,7 @@ def simulate(
     before the checkpoint from which a run goes on.
     """
     settings = begun.settings
-    method = settings.method if settings.guard is None else cap_weights(settings.method, settings.guard)
+    method = begun.played_method
     sums = method.streams and settings.checks.norm is None  # a check of lengths needs single updates
     cores = settings.threads or count_cores()
     with open_runner(begun.runner, method, begun.task, settings.cohort, cores, sums) as compute:

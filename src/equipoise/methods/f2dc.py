@@ -143,6 +143,8 @@ class Decoupled(nn.Module):
         extra |= {f"aux{sign} {j}": self.auxiliary[key](feature) for sign, feature in pooled.items()}
         if not self.training and j == len(self.model.stages) - 1:  # table 7: each feature through the main head
             extra |= {f"view f{sign}": self.model.head(feature) for sign, feature in pooled.items()}
+            if torch.is_grad_enabled():  # for Grad-CAM (figure 2); scores need no maps, which would stay in memory
+                extra |= {f"map of f{sign}": map for sign, map in (("+", plus), ("-", minus), ("*", star))}
         return plus + star, extra
 
 

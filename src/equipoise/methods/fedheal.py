@@ -30,7 +30,7 @@ from equipoise.method import (
 from equipoise.parts.merges import MaskedMean, WeightedSum
 from equipoise.parts.minnorm import min_norm_weights
 from equipoise.parts.weights import BySamples, shares
-from equipoise.updates import Updates, column_chunks, products
+from equipoise.updates import Updates, column_chunks, count_type, products
 
 History = Literal["inclusive", "past"]  # whether the current round counts in a client's history of signs
 Compare = Literal["ge", "gt"]  # how a share is compared with the threshold: `>=` or `>`
@@ -45,11 +45,6 @@ def votes_needed(tau: float, seen: int, compare: Compare) -> int:
     (3, 4)
     """
     return ceil((tau - 1e-12) * seen) if compare == "ge" else floor((tau + 1e-12) * seen) + 1
-
-
-def count_type(seen: int) -> torch.dtype:
-    """The smallest integer type that can count this many rounds."""
-    return torch.uint8 if seen < 256 else torch.int16 if seen < 32768 else torch.int32
 
 
 @dataclass(frozen=True)
@@ -69,11 +64,6 @@ class ConsistencyMask(Shape, gives=("mask",), remembers="how often each entry of
     def includes_buffers(self) -> bool:
         """Whether running statistics are masked like parameters."""
         return self.mask_buffers
-
-    def measure_consistency(self, state: State) -> Tensor | None:
-        """For each parameter of each client, the share of its rounds with the more frequent sign, from 0.5 to 1."""
-        up, seen = state.rows("up"), state.rows("seen")
-        return torch.cat([torch.maximum(up[k].double(), seen[k] - up[k].double()) / seen[k] for k in up])
 
     def __call__(self, round: Round, state: State) -> Shaped:
         counts, rounds = state.rows("up"), state.rows("seen", default=torch.tensor(0))

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, get_type_hints
 
 from equipoise.data import DATASETS, Federation, load_federation
 from equipoise.data.catalogue import is_path
@@ -19,7 +19,8 @@ from equipoise.errors import EquipoiseError
 from equipoise.grammar import Call, Mistakes, did_you_mean, fit_to_type, require
 from equipoise.methods import parse
 from equipoise.models import find_builder
-from equipoise.runs.kept import KINDS
+from equipoise.runs.meant import check_clients
+from equipoise.runs.requests import normalise_requests
 from equipoise.study.jobs import Job, list_jobs
 from equipoise.study.tuning.plan import TRIALS, Plan
 from equipoise.training import check_training_changes
@@ -81,7 +82,9 @@ def read_experiment(path: Path) -> Experiment:
             data = load_or_look_up(dataset, file.mistakes)
             if data is not None:
                 with file.noted("hold_out"):
-                    data.hold_out(template.hold_out)
+                    left = data.hold_out(template.hold_out)
+                    with file.noted("keep"):
+                        check_clients(template.keep, left)
                 training = data.protocol.training.change(changes) if changes else None
                 job = replace(template, dataset=dataset, training=training)
                 found += list_jobs(methods, data, seeds, job)
@@ -172,7 +175,7 @@ def _settings(file: _File) -> dict[str, object]:
                 found[name] = fit_to_type(file.content[name], hints[name], name)
                 check_option(name, found[name])
                 if name == "keep":
-                    fit_to_type(found[name], tuple[Literal[tuple(KINDS)], ...], name)  # type: ignore[misc]
+                    found[name] = normalise_requests(file.content[name])
                 if name == "model":
                     find_builder(str(found[name]))
     return found

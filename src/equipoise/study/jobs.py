@@ -23,10 +23,11 @@ from equipoise.metrics import UNSEEN
 from equipoise.runs import analysis
 from equipoise.runs.kept import MISSING, read_kept
 from equipoise.runs.live import View, open_view
+from equipoise.runs.meant import watch
 from equipoise.runs.reading import Recorded, read
+from equipoise.runs.requests import normalise_requests, parse_request
 from equipoise.runs.writing import Recorder
 from equipoise.training import Training
-from equipoise.types import Server
 
 CHECKPOINT_EVERY = 10  # rounds between two checkpoints
 
@@ -54,7 +55,7 @@ class Job:
     metrics: tuple[str, ...] = ()  # recorded beside the score and the loss
     eval_clients: int | None = None  # clients that are scored, drawn by the seed; None: all
     live: tuple[str, ...] = ()  # tools that show the records during the run: `mlflow`, `tensorboard`
-    keep: tuple[str, ...] = ()  # what is kept for plots besides the records, such as `conflicts` or `features`
+    keep: tuple[str, ...] = ()  # what is kept for plots besides the records, as `runs/requests.py` writes it
 
     def settings(self, data: Federation, threads: int | None = None) -> Settings:
         """The settings of the run on these data. `threads` is the number of cores to use; None: all."""
@@ -116,7 +117,13 @@ def find_finished(job: Job, settings: Settings, folder: Path) -> Path | None:
         finished = read(place).is_finished
     except EquipoiseError:
         return None
-    return place if finished and set(job.keep) <= set(read_kept(place)) else None
+    return place if finished and set(normalise_requests(job.keep)) <= set(read_kept(place)) else None
+
+
+def begin(job: Job, settings: Settings) -> Run:
+    """The run of a job before its first round, with what looks on for `keep`. A client or layer there that does not exist
+    is an error."""
+    return watch(prepare_simulation(settings), job.keep)
 
 
 def run_and_record(
@@ -126,16 +133,10 @@ def run_and_record(
     on_round: Callable[[RoundRecord], None] | None = None,
     checkpoint: Checkpoints | None = None,
 ) -> tuple[Run, Path]:
-    """Do all rounds of a run that `prepare_simulation` began, and write its folder as it goes.
+    """Do all rounds of a run that `begin` began, and write its folder as it goes.
 
     Returns the run and its folder. The run's checkpoints, if there are any, are removed when it is finished.
     """
-    settings = begun.settings
-    if begun.runner == "distributed" and "consistency" in job.keep:
-        raise EquipoiseError(
-            "Keeping `consistency` needs the server's whole memory in passing, of which each process has a part. Use another "
-            "runner, or leave it out of keep."
-        )
     recorder = Recorder(begun, folder)
     writers: list[Recorder | View] = [recorder]
 
@@ -145,13 +146,9 @@ def run_and_record(
         if on_round:
             on_round(record)
 
-    def look(record: RoundRecord, server: Server) -> None:
-        analysis.keep_in_passing(job.keep, settings.method, server, recorder.place)
-        add(record)
-
     try:
         writers.extend(open_view(name, begun, folder) for name in job.live)
-        result = simulate(begun, checkpoint=checkpoint, on_round=look, on_earlier=add)
+        result = simulate(begun, checkpoint=checkpoint, on_round=lambda record, _: add(record), on_earlier=add)
     except (Exception, KeyboardInterrupt) as error:
         for writer in writers:
             writer.fail(str(error) or type(error).__name__)
@@ -168,9 +165,14 @@ def run_and_record(
 
 
 def place_checkpoints(job: Job, folder: Path, every: int = CHECKPOINT_EVERY, resume: bool = True) -> Checkpoints:
-    """Where the checkpoints of a job go: to a folder that belongs to this job alone."""
+    """Where the checkpoints of a job go: to a folder that belongs to this job alone.
+
+    What is kept of the finished run makes no other job of it, but what is counted while it goes on does.
+    """
+    asked = map(parse_request, job.keep)
+    counted = tuple(sorted(str(request) for request in asked if request.kind == "consistency"))
     name = re.sub(r"[^A-Za-z0-9]+", "_", f"{job.dataset}-{job.method}-seed{job.seed}")[:80]
-    digest = hashlib.sha256(repr(replace(job, live=(), keep=())).encode()).hexdigest()[:8]
+    digest = hashlib.sha256(repr(replace(job, live=(), keep=counted)).encode()).hexdigest()[:8]
     return Checkpoints(folder / FOLDER / f"{name}-{digest}", every, resume)
 
 
@@ -188,7 +190,7 @@ def finish(
     if place is not None:
         discard(Path(checkpoint.folder))
         return place
-    return run_and_record(job, prepare_simulation(settings), folder, on_round, checkpoint)[1]
+    return run_and_record(job, begin(job, settings), folder, on_round, checkpoint)[1]
 
 
 def summarise(run: Recorded, dataset: str) -> Outcome:

@@ -12,7 +12,7 @@ from equipoise.data.catalogue import DATASETS, list_presets
 from equipoise.errors import EquipoiseError
 from equipoise.grammar import parse_one
 from equipoise.methods import parse
-from equipoise.runs.kept import KINDS
+from equipoise.runs.requests import normalise_requests
 from equipoise.study.reproduce.entries import find_entries, find_papers_folder, list_entries, list_papers, read_entry
 from equipoise.study.reproduce.figures import FIGURES
 from equipoise.study.reproduce.plan import count_runs, list_datasets
@@ -62,7 +62,7 @@ def test_every_method_data_set_and_figure_of_an_entry_exists(entry):
             assert dict(call.arguments).get("preset") in (*list_presets(found.name), None)
         assert entry.costs_only or count_runs(entry, name) >= len(preset.seeds)
     assert {column.figure for column in entry.columns} <= set(FIGURES)
-    assert set(entry.keep) <= set(KINDS)
+    assert entry.keep == normalise_requests(entry.keep)
     assert list_datasets(entry)
     assert entry.claims or entry.name == "figure2_saliency_pacs"  # which shows pictures, and states nothing
 
@@ -148,6 +148,7 @@ def test_names_may_be_shortened_but_must_mean_one_table():
         ("[[rows]]\nname = 'b'", "needs either a method or `cannot`"),
         ("[[rows]]\nname = 'b'\nmethod = 'fedavg'\nsort = 1", "cannot be read as a table"),
         ("[[errata]]\nrow = 'c'\ntext = 'x'", "the row `c`, which is not there"),
+        ("keep = ['feature']", r"table1.toml: Unknown thing to keep `feature`. Did you mean `features`"),
     ],
 )
 def test_a_file_that_does_not_fit_together_is_refused_by_its_name(tmp_path, change, complaint):

@@ -74,24 +74,26 @@ def test_gaps_are_measured_against_training_alone(run, tmp_path):
 
 def test_what_runs_kept_becomes_a_number(run):
     one = Measured(run)
-    with pytest.raises(EquipoiseError, match="kept no features"):
+    with pytest.raises(EquipoiseError, match="kept no spectrum"):
         measure("effective rank", one)
     points = [[0.0, 0.0], [0.1, 0.0], [5.0, 0.0], [5.1, 0.0]]
     shares = [0.0] * 15 + [0.5, 0.1, 0.1, 0.1, 0.2]  # bins of 0.025 from 0.5 on: those from 0.9 on are the last four
     kept = {
         "features": {
-            "singular": [2.0, 2.0, 2.0, 0.0],
+            "singular": [5.0, 1.0],
             "points": points,
             "classes": ["a", "a", "b", "b"],
             "domains": [],
         },
-        "consistency": {"10": shares},
+        "spectrum": {"clients": ["a", "b"], "domains": [], "singular": [[2.0, 2.0, 2.0, 0.0], [7.0, 0.0, 0.0, 0.0]]},
+        "consistency(client='a', layer='stages.1')": {"10": shares, "last 10": shares[::-1]},
     }
     (run.place / "analysis.json").write_text(json.dumps(kept))
-    assert measure("effective rank", one) == pytest.approx(3)  # three equal values
+    assert measure("effective rank", one) == pytest.approx(2)  # three equal values, and one: the mean over clients
     assert measure("silhouette", one) > 0.9
     assert measure("same direction, 10 rounds", one) == pytest.approx(50)
     assert math.isnan(measure("same direction, 100 rounds", one))
+    assert measure("same direction, last 10 rounds", one) == pytest.approx(0)
 
 
 def test_costs_are_those_of_all_clients(run):

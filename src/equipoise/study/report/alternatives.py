@@ -31,6 +31,8 @@ def _tell(mark: Drawing, panel: Panel) -> str:
             known = [(a, b) for a, b in zip(mark.x, mark.y, strict=True) if math.isfinite(b)]
             ends = [f"{b:.4g} at {_name(a, panel.x_ticks)}" for a, b in known]
             return f"{mark.name}: {ends[0]} to {ends[-1]}" if ends else ""
+        case Points(star=True):
+            return f"{mark.name}: centre {mark.y[0]:.4g} at {mark.x[0]:.4g}"
         case Points():
             if len(mark.x) > FEW:
                 return f"{mark.name}: {len(mark.x)} points, x {_tell_range(mark.x)}, y {_tell_range(mark.y)}"

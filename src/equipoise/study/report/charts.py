@@ -50,6 +50,7 @@ class Points:
     label: bool = False  # write the name beside the first point
     small: bool = False
     hollow: bool = False
+    star: bool = False  # large stars, which stand out among other points
 
 
 @dataclass(frozen=True)
@@ -122,11 +123,13 @@ class Panel:
     y_ticks: Mapping[float, str] = field(default_factory=dict)
     wide: bool = False  # as wide as the page
     picture: bool = False  # a small square without axes
+    untitled: bool = False  # a picture whose title is not drawn: it stands in a row that has one
     method: str = ""  # the method that the panel is about, if it is about one
     whole: bool = False  # the x axis counts, as rounds do: its ticks are whole numbers
     members: Sequence[Sequence[int]] = ()  # numbers of the clients at each named place of the axis
     rugs: Sequence[Rug] = ()
     picked: int | None = None  # the number of the client whose lines are shown first
+    y_also: Sequence[float] = ()  # values that the y axis holds, too: it is then the same in several panels
 
     @property
     def rows(self) -> bool:
@@ -145,6 +148,7 @@ class Chart:
     one_at_a_time: bool = False  # on the page, the reader chooses which panel is shown
     first: str = ""  # the method whose panel is shown first
     columns: int = 3  # panels side by side on paper, and also on the page if they are pictures
+    rows: Sequence[str] = ()  # of pictures: what each row of them shows
 
 
 def shorten(text: str, most: int) -> str:
@@ -155,7 +159,7 @@ def shorten(text: str, most: int) -> str:
 def find_extent(panel: Panel) -> tuple[tuple[float, float], tuple[float, float]]:
     """The ranges of x and y that a panel needs."""
     xs: list[float] = [end for place in panel.x_ticks for end in (place - 0.5, place + 0.5)]  # room for the names
-    ys: list[float] = list(panel.y_ticks)
+    ys: list[float] = [*panel.y_ticks, *panel.y_also]
     for mark in panel.marks:
         match mark:
             case Cells(values=values):

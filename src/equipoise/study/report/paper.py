@@ -23,10 +23,13 @@ from equipoise.study.report.charts import (
     Panel,
     Points,
     Ticks,
+    find_extent,
     is_shown,
     place_labels,
     shorten,
 )
+
+FRAME = "#C4C9CF"  # of pictures
 
 
 def save_chart(chart: Chart, stem: Path) -> list[Path]:
@@ -56,6 +59,9 @@ def _save(chart: Chart, stem: Path) -> list[Path]:
         ax.set_visible(False)
     for ax, panel in zip(axes, chart.panels, strict=False):
         _panel(ax, panel)
+    for ax, name in zip(axes[::columns], chart.rows, strict=False):
+        text = shorten(_plain(name), 48).replace(", ", ",\n")
+        ax.text(-0.08, 0.5, text, rotation=90, ha="right", va="center", fontsize=7, transform=ax.transAxes)
     names: dict[str, Any] = {}
     for ax in axes:
         for handle, name in zip(*ax.get_legend_handles_labels(), strict=True):
@@ -85,11 +91,14 @@ def _panel(ax: Any, panel: Panel) -> None:
     for mark in panel.marks:
         if is_shown(mark, panel):
             _mark(ax, mark, panel)
-    ax.set_title(_plain(shorten(panel.title, 22) if panel.picture else panel.title), fontsize=7 if panel.picture else 9)
+    title = "" if panel.untitled else shorten(panel.title, 22) if panel.picture else panel.title
+    ax.set_title(_plain(title), fontsize=7 if panel.picture else 9)
     if panel.picture:
-        ax.set_axis_off()
-        ax.set_aspect("equal")
+        ax.set(xticks=[], yticks=[], aspect="equal")
+        ax.spines[:].set(color=FRAME, linewidth=0.5)  # a picture without any large value would not be seen at all
         return
+    if panel.y_also:
+        ax.set_ylim(*find_extent(panel)[1])
     if panel.whole:
         ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_xlabel(_plain(panel.x_label))
@@ -133,16 +142,17 @@ def _mark(ax: Any, mark: Drawing, panel: Panel) -> None:
             if len(mark.low):
                 ax.fill_between(mark.x, mark.low, mark.high, color=colour, alpha=0.15, linewidth=0)
         case Points():
-            size, face = 2 if mark.small else 6, "none" if mark.hollow else colour
+            size, face = 11 if mark.star else 2 if mark.small else 6, "none" if mark.hollow else colour
             ax.plot(
                 mark.x,
                 mark.y,
-                "o",
-                color=colour,
+                "*" if mark.star else "o",
+                color="black" if mark.star else colour,
                 markerfacecolor=face,
                 label=name,
                 markersize=size,
                 markeredgewidth=0.7,
+                linestyle="none",
             )
         case Bars():
             ax.bar(mark.x, mark.y, mark.span, color=colour, label=name)

@@ -38,11 +38,15 @@ STRETCHED = 1000.0  # the width of lines before they are stretched
 NARROW = 250.0  # pixels of a plot on the narrowest screen, for which names beside points are placed
 MOST_POINTS = 100  # of a line; of more, every second, third ... is drawn, and the last one
 SHADES = 6  # boxes of the scale of a matrix
+STAR = "M0 -9L2.5 -3L9 -2.6L4 1.6L5.6 8L0 4.5L-5.6 8L-4 1.6L-9 -2.6L-2.5 -3z"  # around the point where it stands
 
 
 def draw_svg(chart: Chart, number: int = 0) -> str:
     """A chart as an HTML figure, with its panels, legend and caption. `number` tells apart the studies of a page."""
-    panels = "".join(f"<div {_attributes(panel)}>{_panel(panel)}</div>" for panel in chart.panels)
+    drawn = [f"<div {_attributes(panel)}>{_panel(panel)}</div>" for panel in chart.panels]
+    for row in reversed(range(len(chart.rows))):
+        drawn.insert(row * chart.columns, f'<p class="row">{escape(chart.rows[row])}</p>')
+    panels = "".join(drawn)
     chooser = ""
     if chart.one_at_a_time and len(chart.panels) > 1:
         options = "".join(
@@ -178,9 +182,10 @@ def _picture(panel: Panel, low: float, high: float) -> str:
         for mark in panel.marks
         if isinstance(mark, Cells)
     )
-    title = f'<text class="title" x="0" y="14">{escape(shorten(panel.title, 22))}</text>'
-    label = escape(describe(panel))
-    return f'<svg class="square" viewBox="0 0 150 172" role="img" aria-label="{label}">{title}{marks}</svg>'
+    title = "" if panel.untitled else f'<text class="title" x="0" y="14">{escape(shorten(panel.title, 22))}</text>'
+    label, box = escape(describe(panel)), "0 20 150 152" if panel.untitled else "0 0 150 172"
+    paper = '<rect y="20" width="150" height="150" fill="#fff"/>'  # also on a dark page, where it would be a negative
+    return f'<svg class="square" viewBox="{box}" role="img" aria-label="{label}">{title}{paper}{marks}</svg>'
 
 
 def _shades(mark: Cells, top: float) -> str:
@@ -280,6 +285,11 @@ def _pieces(mark: Drawing, panel: Panel, x: Scale, y: Scale, inner: float) -> li
             radius = 2.5 if mark.hollow else 2 if mark.small else 5
             kind = ' class="hollow"' if mark.hollow else ""
             notes = mark.notes or [mark.name] * len(mark.x)
+            if mark.star:
+                return [
+                    f'<svg x="{x(a):.2f}%" y="{y(b):.1f}" overflow="visible"><path class="star" d="{STAR}"{_note(note)}/></svg>'
+                    for a, b, note in zip(mark.x, mark.y, notes, strict=True)
+                ]
             return [
                 f'<circle{kind} cx="{x(a):.2f}%" cy="{y(b):.1f}" r="{radius}"{_note(note)}/>'
                 for a, b, note in zip(mark.x, mark.y, notes, strict=True)
@@ -336,6 +346,7 @@ def _arrow(tail: float, head: float, at: float, change: float, note: str) -> str
 def _cells(mark: Cells, panel: Panel, x: Scale, y: Scale, unit: str) -> list[str]:
     """Shaded rectangles, row by row. A negative value has a stroke across, as a colour alone may be mistaken."""
     wide, high = x(1) - x(0), y(1) - y(0)
+    inside = high if panel.picture else high - 1  # rows of a matrix stand apart, those of a picture do not
     out = []
     for i, row in enumerate(mark.values):
         which = f' data-row="{i}"' if panel.members else ""
@@ -346,9 +357,9 @@ def _cells(mark: Cells, panel: Panel, x: Scale, y: Scale, unit: str) -> list[str
             side = ' class="minus"' if value < 0 else ""
             note = mark.notes[i][j] if mark.notes else f"{value:.3g}"
             out.append(f'<rect{side} x="{x(j - 0.5):.2f}{unit}" width="{wide:.2f}{unit}" '
-                       f'height="{high - 1:.3g}" fill-opacity="{_strength(value, mark):.2f}"{_note(note)}/>')  # fmt: skip
+                       f'height="{inside:.3g}" fill-opacity="{_strength(value, mark):.2f}"{_note(note)}/>')  # fmt: skip
             if value < 0:
-                at = (high - 1) / 2
+                at = inside / 2
                 out.append(f'<line class="sign" x1="{x(j - 0.2):.2f}{unit}" x2="{x(j + 0.2):.2f}{unit}" y1="{at:.1f}" '
                            f'y2="{at:.1f}"/>')  # fmt: skip
         out.append("</g>")

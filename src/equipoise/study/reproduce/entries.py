@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 import equipoise
 from equipoise.errors import EquipoiseError
 from equipoise.grammar import did_you_mean, join_words
+from equipoise.runs.requests import normalise_requests
 from equipoise.study.report.view import View
 
 PresetName = Literal["paper", "cpu"]
@@ -112,7 +113,7 @@ class Entry:
     ordering: tuple[str, ...] = ()  # columns by which the order of the rows is compared with the published one
     claims: tuple[Claim, ...] = ()
     errata: tuple[Erratum, ...] = ()
-    keep: tuple[str, ...] = ()  # what runs keep for plots
+    keep: tuple[str, ...] = ()  # what runs keep for plots, as `runs/requests.py` writes it
     train_scores: bool = False  # whether runs score their training data, too
     costs_only: bool = False  # nothing is trained: the columns are costs that follow from the settings
     notes: tuple[str, ...] = ()  # what a reader should know
@@ -245,13 +246,15 @@ def read_entry(path: Path) -> Entry:
             ),
             errata=tuple(Erratum(**erratum) for erratum in content.get("errata", ())),
             ordering=tuple(content.get("ordering", ())),
-            keep=tuple(content.get("keep", ())),
+            keep=normalise_requests(content.get("keep", ())),
             notes=tuple(content.get("notes", ())),
             view=View(content.get("over", "domains"), content.get("ddof", 0), content.get("last", 1)),
             **{n: content[n] for n in ("train_scores", "costs_only") if n in content},
         )
     except (KeyError, TypeError) as error:
         raise EquipoiseError(f"{path}: cannot be read as a table of a paper: {error}.") from None
+    except EquipoiseError as error:
+        raise EquipoiseError(f"{path}: {error}") from None
     for wrong in _find_loose_ends(entry):
         raise EquipoiseError(f"{path}: {wrong}")
     return entry

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from equipoise.errors import EquipoiseError
 from equipoise.metrics import FORMULAS
-from equipoise.runs.kept import MISSING, read_kept
+from equipoise.runs.kept import MISSING, read_kept_of
 from equipoise.runs.reading import Recorded
 from equipoise.study.report.view import DEFAULT_VIEW, Vector, View, average_by_domain
 from equipoise.study.report.volatility import average_change
@@ -62,12 +63,13 @@ class Measured:
         known = by_client if self.view.over == "clients" else average_by_domain(values, self.run.domains)
         return next((known[name] for name in names if name in known), math.nan)
 
-    def kept(self, kind: str) -> Mapping[str, object]:
-        """What the run kept of a kind."""
-        found = read_kept(self.run.place).get(kind, {MISSING: f"`{self.run.place}` kept no {kind}."})
+    def kept(self, kind: str) -> Mapping[str, Any]:
+        """What the run kept of a kind: of several, of other clients or layers, the first."""
+        none = {MISSING: f"`{self.run.place}` kept no {kind}."}
+        found = next(iter(read_kept_of(self.run.place, kind).values()), none)
         if MISSING in found:
             raise EquipoiseError(str(found[MISSING]))
-        return dict(found)
+        return found
 
 
 @dataclass(frozen=True)
@@ -82,10 +84,17 @@ class Figure:
 
 
 def _effective_rank(one: Measured, unit: Unit) -> float:
-    """exp of the entropy of the singular values, divided by their sum: how many directions features fill."""
-    values = np.asarray(one.kept("features")["singular"], dtype=np.float64)
-    share = values[values > 0] / values[values > 0].sum()
-    return float(np.exp(-(share * np.log(share)).sum()))
+    """How many directions the features fill, by the local model of each client; the mean over clients.
+
+    It is exp of the entropy of the singular values, divided by their sum.
+    """
+
+    def count(singular: Sequence[float]) -> float:
+        values = np.asarray(singular, dtype=np.float64)
+        share = values[values > 0] / values[values > 0].sum()
+        return float(np.exp(-(share * np.log(share)).sum()))
+
+    return float(np.mean([count(singular) for singular in one.kept("spectrum")["singular"]]))
 
 
 def _silhouette(one: Measured, unit: Unit) -> float:
@@ -96,11 +105,11 @@ def _silhouette(one: Measured, unit: Unit) -> float:
     return float(silhouette_score(points, np.asarray(found["classes"])))
 
 
-def _same_direction(after: int) -> Callable[[Measured, Unit], float]:
-    """The share of entries of updates that had their usual sign in at least nine of ten of the first rounds."""
+def _same_direction(stretch: str) -> Callable[[Measured, Unit], float]:
+    """The share of entries of updates that had their usual sign in at least nine of ten of the rounds of a stretch."""
 
     def measure(one: Measured, unit: Unit) -> float:
-        shares = one.kept("consistency").get(str(after))
+        shares = one.kept("consistency").get(stretch)
         if not isinstance(shares, list):
             return math.nan
         bins = np.linspace(0.5, 1.0, len(shares) + 1)[:-1]
@@ -167,10 +176,18 @@ FIGURES: dict[str, Figure] = {
         lambda one, _: FORMULAS["range"].function(one.final("loss", "validation")),
         "difference between the highest and the lowest validation loss of clients that train alone", True, 3,
     ),
-    "effective rank": Figure(_effective_rank, "exp of the entropy of the singular values of the features' covariance"),
+    "effective rank": Figure(
+        _effective_rank,
+        "exp of the entropy of the singular values of the features' covariance, by the local model of each client; their mean",
+    ),
     "silhouette": Figure(_silhouette, "silhouette of the classes among the t-SNE points", digits=3),
-    "same direction, 10 rounds": Figure(_same_direction(10), "percent of entries with one sign in 9 of 10 rounds"),
-    "same direction, 100 rounds": Figure(_same_direction(100), "percent of entries with one sign in 90 of 100 rounds"),
+    "same direction, 10 rounds": Figure(_same_direction("10"), "percent of entries with one sign in 9 of the first 10 rounds"),
+    "same direction, 100 rounds": Figure(
+        _same_direction("100"), "percent of entries with one sign in 90 of the first 100 rounds"
+    ),
+    "same direction, last 10 rounds": Figure(
+        _same_direction("last 10"), "percent of entries with one sign in 9 of the last 10 rounds"
+    ),
     **{
         name: Figure(_cost(*what), f"{what[0]} of all clients in a round, divided by {what[1]:g}", True)
         for name, what in COSTS.items()
