@@ -30,7 +30,7 @@ from equipoise.cli.screens import STOPPED, errors, say_notes, say_seconds, say_s
 from equipoise.cli.several import SpreadOptions, submit_and_say
 from equipoise.cli.tune import carry_out_and_show
 from equipoise.errors import EquipoiseError, EquipoiseWarning
-from equipoise.grammar import split_list
+from equipoise.grammar import say_count, split_list
 
 if TYPE_CHECKING:
     from equipoise.data import Federation
@@ -214,9 +214,11 @@ def _execute(experiment: Experiment, out: Path, workers: int | None, spread: Spr
         counts = len({job.method for job in mine}), len({job.seed for job in mine})
         trained = data.hold_out(mine[0].hold_out)
         domains = {client.domain for client in trained.clients if client.domain}
-        held = f"{len(trained)} clients, {len(domains)} domains" if domains else f"{len(trained)} clients"
-        held += f", {len(trained.unseen)} held out" if trained.unseen else ""
-        screen.print(f"{held}, {counts[0]} methods x {counts[1]} seeds, {totals[jobs.index(mine[0])]} rounds each.")
+        held = [say_count(len(trained), "client")]
+        held += [say_count(len(domains), "domain")] if domains else []
+        held += [f"{len(trained.unseen)} held out"] if trained.unseen else []
+        held += [f"{say_count(counts[0], 'method')} x {say_count(counts[1], 'seed')}"]
+        screen.print(f"{', '.join(held)}, {say_count(totals[jobs.index(mine[0])], 'round')} each.")
     outcomes, failures, stopped = do_runs(jobs, totals, out, workers)
     _say_what_was_noted(experiment, outcomes, failures)
     if outcomes and share.is_whole:

@@ -76,6 +76,8 @@ def tell(study: Study) -> Story:
     if reference is None:
         wanted = study.rules.reference or "fedavg"
         return Story(f"There is nothing to compare with: the verdict needs {wanted} and at least one other method.")
+    if len(study.any.clients) == 1:
+        return Story("There is one client only: fairness between clients cannot be judged.")
     judged = [method for method in study.rivals if study.shared_seeds(reference, method)]
     chosen = choose_by_validation(study, judged)
     apart = {m: found for m in (reference, *judged) if (found := compare_with_alone(study, m)) is not None}
@@ -164,6 +166,8 @@ def _answer_worst(study: Study, reference: str, lift: Mapping[str, Interval], ch
     rise, (start, end) = lift[chosen], _lowest(study, reference, chosen)
     sure = f", {SPREAD}" if is_within_spread(rise) else ""
     change = f"{say_points(start)} to {say_points(end)} % ({100 * rise.mean:+.1f}{say_half(rise)} points{sure})"
+    if abs(rise.mean) < DIGIT:
+        change = f"{say_points(end)} %, as under {reference}"
     now = f"Under {chosen} {_say_worst(study, chosen)}: {change}."
     still = _count_worst(study, chosen)
     left = [name for name in _count_worst(study, reference) if name not in still]

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from equipoise.study.report.charts import (
-    COLOURS,
     NEGATIVE,
+    PAINTS,
     STILL,
     UNCHANGED,
     Arrows,
@@ -23,6 +23,7 @@ from equipoise.study.report.charts import (
     Panel,
     Points,
     Ticks,
+    find_colour,
     is_shown,
     place_labels,
     shorten,
@@ -114,9 +115,11 @@ def _label(ax: Any, named: Sequence[Points]) -> None:
     places = [scale * ax.transData.transform((mark.x[0], mark.y[0])) for mark in named]
     points = [(float(x), -float(y)) for x, y in places]  # y grows downwards in `place_labels`
     bounds = (scale * ax.bbox.x0, scale * ax.bbox.x1)
-    for mark, (a, b), (x, y) in zip(
-        named, points, place_labels(points, [3.4 * len(shorten(m.name, 24)) for m in named], 7, bounds), strict=True
-    ):
+    found = place_labels(points, [3.4 * len(shorten(m.name, 24)) for m in named], 7, bounds)
+    for mark, (a, b), place in zip(named, points, found, strict=True):
+        if place is None:
+            continue
+        x, y = place
         ax.annotate(
             _plain(shorten(mark.name, 24)), (mark.x[0], mark.y[0]), (x - a, b - y), textcoords="offset points", fontsize=6,
             ha="center", va="center", in_layout=False,
@@ -124,16 +127,16 @@ def _label(ax: Any, named: Sequence[Points]) -> None:
 
 
 def _mark(ax: Any, mark: Drawing, panel: Panel) -> None:
-    colour = COLOURS[mark.colour % len(COLOURS)]
-    name = _plain(mark.name)
+    paint, again = find_colour(mark.colour)
+    colour, name = PAINTS[paint], _plain(mark.name)
     match mark:
         case Line():
-            style = "--" if mark.dashed else ":" if mark.colour >= len(COLOURS) else "-"
+            style = "--" if mark.dashed else ":" if again else "-"
             ax.plot(mark.x, mark.y, style, color=colour, label=name, linewidth=1.4)
             if len(mark.low):
                 ax.fill_between(mark.x, mark.low, mark.high, color=colour, alpha=0.15, linewidth=0)
         case Points():
-            size, face = 2 if mark.small else 6, "none" if mark.hollow else colour
+            size, face = 2 if mark.small else 6, "none" if mark.hollow or again else colour
             ax.plot(
                 mark.x,
                 mark.y,
@@ -145,7 +148,8 @@ def _mark(ax: Any, mark: Drawing, panel: Panel) -> None:
                 markeredgewidth=0.7,
             )
         case Bars():
-            ax.bar(mark.x, mark.y, mark.span, color=colour, label=name)
+            face = "none" if again else colour
+            ax.bar(mark.x, mark.y, mark.span * 0.95, facecolor=face, edgecolor=colour, linewidth=0.7, label=name)
         case Arrows():
             for row, a, b in zip(mark.rows, mark.start, mark.end, strict=True):
                 if abs(b - a) < STILL:

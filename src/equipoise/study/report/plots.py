@@ -8,7 +8,19 @@ from dataclasses import replace
 import numpy as np
 
 from equipoise.metrics import bootstrap
-from equipoise.study.report.charts import Arrows, Bars, Chart, Line, Panel, Points, Rug, Ticks, count_in_bins
+from equipoise.study.report.charts import (
+    ALONE,
+    GUIDE,
+    Arrows,
+    Bars,
+    Chart,
+    Line,
+    Panel,
+    Points,
+    Rug,
+    Ticks,
+    count_in_bins,
+)
 from equipoise.study.report.figures import EXPLAINED, Study
 from equipoise.study.report.groups import list_gaps, list_group_names, measure_pooled
 from equipoise.study.report.headline import tell
@@ -233,19 +245,20 @@ def draw_pareto(study: Study) -> Chart | None:
         )
         marks: list[Points | Line] = []
         if len(front) > 1:
-            marks.append(Line("Pareto front", [p[0] for p in front], [p[1] for p in front], 6, dashed=True))
+            marks.append(Line("Pareto front", [p[0] for p in front], [p[1] for p in front], GUIDE, dashed=True))
         marks += [
             Points(m, [p[0]], [p[1]], study.colour(m), [f"{m}: {figure} {p[0]:.1f}, AVG {p[1]:.1f}"], label=True)
             for m, p in place.items()
         ]
         for name, points in find_sweeps(study):
             path = [place[m] for _, m in points]
-            marks.append(Line(f"sweep of {name}", [p[0] for p in path], [p[1] for p in path], 5))
+            marks.append(Line(f"sweep of {name}", [p[0] for p in path], [p[1] for p in path], GUIDE))
         panels.append(Panel("", marks, f"{figure} in percent", "AVG in percent"))
     caption = (
         f"Utility (AVG) against fairness: STD (ddof {study.view.ddof}; left is fairer) and MIN (right is fairer) over "
         f"{study.view.over}, mean over seeds. The dashed line joins the methods that no other one beats in both; "
-        "local-only and centralised training are not counted. Sweeps of a parameter are joined."
+        "local-only and centralised training are not counted. Sweeps of a parameter are joined. Names are written where "
+        "there is room."
     )
     return Chart("pareto", "Utility against fairness", caption, panels)
 
@@ -386,8 +399,8 @@ def _ranges(
         if len(shown) > 2 * MOST_ROWS:
             shown = {name: float(np.quantile(list(named.values()), part)) for part, name in QUARTILES.items()}
         spots, notes = list(shown.values()), [f"{name}: {v:.3f}" for name, v in shown.items()]
-        marks.append(Line("range", [min(spots), max(spots)], [float(i)] * 2, 6))
-        marks.append(Points("local_only", spots, [float(i)] * len(spots), 0, notes))
+        marks.append(Line("range", [min(spots), max(spots)], [float(i)] * 2, GUIDE))
+        marks.append(Points("local_only", spots, [float(i)] * len(spots), ALONE, notes))
     caption += f" Of more than {2 * MOST_ROWS} clients the smallest, the quartiles and the largest are shown."
     ticks = {float(i): name for i, name in enumerate(rows)}
     return (
