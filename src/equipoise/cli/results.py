@@ -142,32 +142,49 @@ def draw_comparison(table: Comparison, name: str, over: str = "domains", score: 
     plain = tuple(column for column in table.columns if column in ("AVG", "STD", "MIN"))
     for columns, spreads in ((table.columns, table.columns), (table.columns, plain), (plain, plain)):
         shown = _draw_columns(table, name, over, score, columns, spreads)
-        if Measurement.get(screen, screen.options.update(width=10_000), shown).maximum <= screen.width:
+        if _fits(shown):
             return shown
-    shown.columns[0].no_wrap = False
-    shown.columns[0].overflow = "fold"
-    return shown
+    return _break_methods(shown)
+
+
+def _fits(table: Table) -> bool:
+    """Whether the terminal is wide enough for a table."""
+    return Measurement.get(screen, screen.options.update(width=10_000), table).maximum <= screen.width
+
+
+def _break_methods(table: Table) -> Table:
+    """The table with the names in its first column broken into lines, where that makes it fit."""
+    table.columns[0].no_wrap = False
+    table.columns[0].overflow = "fold"
+    return table
 
 
 def draw_gaps(study: Study) -> list[RenderableType]:
     """A table of the gaps between groups of samples, a row per method; empty without groups.
 
-    If it is too wide for the terminal, it is shown without the worst clients.
+    If it is too wide for the terminal, it is shown without the worst clients, then with the gaps alone. If it is too wide
+    even so, the names of methods are broken: a figure is never cut off.
     """
     column, names = list_group_names(study.any)
     if not names:
         return []
     head, rows = build_gap_table(study)
-    for columns in (head, [name for name in head if not name.startswith("worst client")]):
+    few = [name for name in head if not name.startswith("worst client")]
+    fewest = [name for name in few if name not in ("gap in loss", "worst group")]
+    for columns in (head, few, fewest):
         shown = Table(
-            *map(escape, columns), title_justify="left",
-            title=escape(f"Gaps between groups of {column} ({', '.join(names)}) in points, over all clients' test samples"),
-        )  # fmt: skip
+            title_justify="left",
+            title=escape(
+                f"Gaps between groups of {column} ({', '.join(names)}) in points, over all clients' test samples"
+            ),
+        )
+        for name in columns:
+            shown.add_column(escape(name.replace(" ", "\n")), no_wrap=True)
         for row in rows:
             shown.add_row(*(escape(cell) for name, cell in zip(head, row, strict=True) if name in columns))
-        if Measurement.get(screen, screen.options.update(width=10_000), shown).maximum <= screen.width:
-            break
-    return [shown]
+        if _fits(shown):
+            return [shown]
+    return [_break_methods(shown)]
 
 
 def _draw_columns(

@@ -11,6 +11,15 @@ import numpy as np
 from equipoise.grammar import join_words
 from equipoise.metrics import Interval
 from equipoise.study.report.figures import Study
+from equipoise.study.report.groups import (
+    list_gaps,
+    list_group_names,
+    measure_change,
+    measure_pooled,
+    measure_worst_group,
+    say_gap,
+    say_percent,
+)
 from equipoise.study.report.verdict import (
     DIGIT,
     SPREAD,
@@ -102,6 +111,7 @@ def tell(study: Study) -> Story:
             ("Who paid?", _answer_paid(study, reference, [chosen] if chosen else judged)),
             joining,
             ("Is anybody levelled down?", _answer_check(judge_all(study))),
+            *_ask_about_groups(study, reference, chosen),
             ("How was the method chosen?", _answer_choice(judged, chosen)),
         ),
         chosen,
@@ -213,6 +223,27 @@ def _answer_check(found: Sequence[Verdict]) -> str:
     passed = f"{len(words['passed'])} of {len(found)} methods pass the levelling-down check"
     rest = [f"{word}: {join_words(words[word])}" for word in ("failed", "undecided") if words[word]]
     return f"{passed} ({'; '.join(rest)})." if rest else f"{passed}."
+
+
+def _ask_about_groups(study: Study, reference: str, chosen: str | None) -> list[tuple[str, str]]:
+    """How wide the gaps between groups of samples are, under the reference and under the chosen method."""
+    column, names = list_group_names(study.any)
+    gaps = list_gaps(study.any)
+    if not names:
+        return []
+    told = []
+    for method in (reference, *([chosen] if chosen else [])):
+        pooled = measure_pooled(study, method)
+        group, score = measure_worst_group(study, method)
+        wide = [f"{say_gap(name)} {say_percent(pooled[name])}" for name in gaps]
+        worst = f"the worst group is {group} with {say_percent(score)} %" if group else "no group has enough samples"
+        told.append(f"Under {method} {worst}." + (f" Gaps in points: {join_words(wide)}." if gaps else ""))
+    changes = {name: measure_change(study, reference, chosen, name) for name in gaps} if chosen else {}
+    known = {name: change for name, change in changes.items() if not np.isnan(change.low)}
+    moved = [f"{say_gap(name)} {100 * one.mean:+.1f}" for name, one in known.items() if not is_within_spread(one)]
+    if known:
+        told.append(f"Beyond the spread of seeds: {join_words(moved)}." if moved else f"The gaps differ only {SPREAD}.")
+    return [(f"Are groups of {column} treated alike?", " ".join(told))]
 
 
 def _answer_choice(judged: Sequence[str], chosen: str | None) -> str:

@@ -15,7 +15,14 @@ from equipoise.runs.reading import Recorded
 from equipoise.study.report import tables
 from equipoise.study.report.charts import NEGATIVE, NEGATIVE_ON_DARK, PAINTS, Chart
 from equipoise.study.report.figures import DEFAULT_RULES, DEFINITIONS, Rules, Study, group_studies
-from equipoise.study.report.groups import build_gap_table, build_rate_table, list_group_names, say_group_legend
+from equipoise.study.report.groups import (
+    MOST_CLIENTS,
+    build_client_table,
+    build_gap_table,
+    build_rate_table,
+    list_group_names,
+    say_group_legend,
+)
 from equipoise.study.report.headline import say_half, tell
 from equipoise.study.report.notices import tell_notices
 from equipoise.study.report.plots import draw_charts, draw_partitions
@@ -52,6 +59,9 @@ def write(
         ".csv": _once(list(map(tables.write_csv, found))),
         ".clients.csv": _once(list(map(tables.write_clients, found))),
     }
+    grouped = [study for study in found if list_group_names(study.any)[1]]
+    if grouped:
+        texts[".groups.csv"] = _once(list(map(tables.write_groups, grouped)))
     return write_texts(texts, out)
 
 
@@ -301,10 +311,17 @@ def _groups(study: Study, number: int) -> str:
     """The gaps between groups of samples, and what each group got; nothing where samples are in no groups."""
     if not list_group_names(study.any)[1]:
         return ""
-    gaps, rates = build_gap_table(study), build_rate_table(study)
+    gaps, rates, (head, rows) = build_gap_table(study), build_rate_table(study), build_client_table(study)
+    legend = (
+        "In points, with the 95 % interval over the client's test samples, first seed. Clients without enough samples of "
+        f"two groups are not listed; of more than {MOST_CLIENTS} clients those with the widest gap in accuracy are. All are "
+        "in the file for spreadsheets beside this page (.groups.csv)."
+    )
+    each = f"{build_table(head, rows)}<p class='caption'>{legend}</p>"
     return (
         f"<h2 id='{name_figure('by-group', number)}'>Groups</h2>{build_table(*gaps)}<br>{build_table(*rates)}"
         f"<p class='caption'>{escape(say_group_legend(study))}</p>"
+        + (f"<details><summary>Gaps of each client</summary>{each}</details>" if rows else "")
     )
 
 
