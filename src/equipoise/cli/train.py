@@ -164,10 +164,10 @@ def compare(
     own: DataOptions,
     spread: SpreadOptions,
     methods: Annotated[
-        str | None, typer.Option(help=f"methods, separated by commas, or `all` [default: {COMPARED}]")
+        str | None, typer.Option(help=f"methods, separated by commas, or `all` (default: {COMPARED})")
     ] = None,
     seeds: Annotated[str, typer.Option(help="how many seeds (3 is 0,1,2), or a list such as 0,42,100")] = "3",
-    workers: Annotated[int | None, typer.Option(help="runs at a time [default: the number of cores]", min=1)] = None,
+    workers: Annotated[int | None, typer.Option(help="runs at a time (default: the number of cores)", min=1)] = None,
 ) -> None:
     """Train several methods with several seeds; print one table, and write the report.
 

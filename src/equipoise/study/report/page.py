@@ -211,8 +211,8 @@ def _verdict(study: Study, number: int) -> str:
 
 
 def _prose(text: str) -> str:
-    """Text for the page, in which no line ends between a number and its percent sign."""
-    return escape(text).replace(" %", "&nbsp;%")
+    """Text for the page, in which no line ends between a number and its spread or percent sign."""
+    return escape(text).replace(" %", "&nbsp;%").replace(" ± ", "&nbsp;±&nbsp;")
 
 
 def _describe_clients(study: Study) -> str:
