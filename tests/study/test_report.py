@@ -497,6 +497,23 @@ def test_other_intervals_of_evaluation_are_another_section(tmp_path):
     assert len(group_studies(read_all([tmp_path / "r"])[0])) == 2
 
 
+def test_runs_that_end_when_they_are_flat_have_different_lengths(tmp_path):
+    for seed, rounds in enumerate((3, 5)):
+        for method, lift in (("fedavg", 0.0), ("qffl", 0.1)):
+            curve = np.linspace(FEDAVG - 0.3, FEDAVG, rounds) + lift * (NAMES.index("d") == np.arange(4))
+            made(tmp_path / "r", method, curve, seed=seed, names=NAMES, rounds=200, until_flat=True)
+    study = one_study(tmp_path / "r")
+    rounds, (first, second) = study.align("fedavg")
+    assert rounds.tolist() == [1, 2, 3, 4, 5]
+    assert first[-1].tolist() == first[2].tolist() == pytest.approx(FEDAVG)  # what has ended keeps its values
+    assert len(second) == 5
+    chart = PLOTS["convergence"](study)
+    assert {len(mark.x) for panel in chart.panels for mark in panel.marks} == {5}
+    text = build_page([study])
+    assert "4 clients, at most 200 rounds" in text
+    assert "qffl lifts the worst client (d) from 60.0 to 70.0" in text
+
+
 def test_a_site_without_a_final_score_is_named_and_moves_no_other(tmp_path):
     names, lacking = ["a", "b", "c", "d"], np.array([0.9, np.nan, 0.7, 0.6])
     made(tmp_path / "r", "fedavg", np.stack([FEDAVG, FEDAVG]), names=names, domains=names)

@@ -218,7 +218,8 @@ def _execute(experiment: Experiment, out: Path, workers: int | None, spread: Spr
         held += [say_count(len(domains), "domain")] if domains else []
         held += [f"{len(trained.unseen)} held out"] if trained.unseen else []
         held += [f"{say_count(counts[0], 'method')} x {say_count(counts[1], 'seed')}"]
-        screen.print(f"{', '.join(held)}, {say_count(totals[jobs.index(mine[0])], 'round')} each.")
+        most = "at most " if mine[0].until_flat else ""
+        screen.print(f"{', '.join(held)}, {most}{say_count(totals[jobs.index(mine[0])], 'round')} each.")
     outcomes, failures, stopped = do_runs(jobs, totals, out, workers)
     _say_what_was_noted(experiment, outcomes, failures)
     if outcomes and share.is_whole:

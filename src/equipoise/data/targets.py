@@ -171,8 +171,8 @@ def read_groups(pieces: Sequence[Piece], column: str, fixed: Schema | None) -> G
     if unknown:
         raise EquipoiseError(
             f"Group {join_words([repr(one) for one in unknown])} in column `{column}` is not one of the schema's: "
-            f"{join_words(list(names or ()), 12)}. Recode these rows, or leave them out of the table; a schema names a group if "
-            f"a site has {LIMIT} rows of it."
+            f"{join_words(list(names or ()), 12)}. Recode these rows, or leave them out of the table; a schema names a group "
+            f"if a site has {LIMIT} rows of it."
         )
     if len(set(marks)) > MOST_GROUPS:
         raise EquipoiseError(

@@ -135,6 +135,18 @@ class Study:
             self._curves[key] = self.runs[method][seed].curve(metric, split)
         return self._curves[key]
 
+    def align(
+        self, method: str, metric: str | None = None, split: str = "test"
+    ) -> tuple[NDArray[np.int64], list[Vector]]:
+        """The rounds after which some seed was evaluated, and the values `[rounds, clients]` of each seed there.
+
+        Runs that end when they are flat have different lengths: one that has ended keeps its last values.
+        """
+        curves = [self.curve(method, seed, metric, split) for seed in self.runs[method]]
+        rounds = np.unique(np.concatenate([there for there, _ in curves]))
+        latest = [np.searchsorted(there, rounds, side="right") - 1 for there, _ in curves]
+        return rounds, [values[np.maximum(at, 0)] for at, (_, values) in zip(latest, curves, strict=True)]
+
     def final(self, method: str, metric: str | None = None, split: str = "test") -> dict[int, Vector]:
         """One value per client after the last round, for each seed that has any; or the mean over the view's rounds."""
         curves = {seed: self.curve(method, seed, metric, split)[1] for seed in self.runs[method]}

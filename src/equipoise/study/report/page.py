@@ -192,7 +192,7 @@ def _setting(study: Study) -> str:
         say_count(len(study.any.clients), "client"),
         *held,
         *domains,
-        say_count(facts["rounds"], "round"),
+        ("at most " if facts.get("until_flat") else "") + say_count(facts["rounds"], "round"),
         f"model {facts['model']}",
         *([f"loss {facts['loss']}"] if "loss" in facts else []),
     ]

@@ -84,11 +84,6 @@ def _order(study: Study) -> list[int]:
     return [int(i) for i in np.argsort(values) if not np.isnan(values[i])]
 
 
-def _same_rounds(study: Study, method: str) -> list[float]:
-    """The rounds after which a method was evaluated. They are the same for all seeds."""
-    return [float(r) for r in study.curve(method, next(iter(study.runs[method])))[0]]
-
-
 # --------------------------------------------------------------------------- who gained, who paid
 @register_plot
 def draw_arrows(study: Study) -> Chart | None:
@@ -163,20 +158,21 @@ def draw_domains(study: Study) -> Chart | None:
 @register_plot
 def draw_convergence(study: Study) -> Chart | None:
     """AVG, STD and MIN over rounds, a line per method. Needs more than one evaluated round."""
-    if all(len(_same_rounds(study, method)) < 2 for method in study.methods):
+    aligned = {method: study.align(method) for method in study.methods}
+    if all(len(rounds) < 2 for rounds, _ in aligned.values()):
         return None  # a single point is no curve
     panels = []
     for name in ("AVG", "STD", "MIN"):
         lines = []
-        for method, runs in study.runs.items():
-            mean, low, high = find_band([study.trace(method, seed, name) for seed in runs])
+        for method, (rounds, seeds) in aligned.items():
+            mean, low, high = find_band([np.array([study.measure(name, row) for row in values]) for values in seeds])
             dashed = method not in (study.reference, *study.rivals)
-            lines.append(Line(method, _same_rounds(study, method), mean, study.colour(method), low, high, dashed))
+            lines.append(Line(method, rounds.tolist(), mean, study.colour(method), low, high, dashed))
         panels.append(Panel(name, lines, "round", f"{name} in percent", whole=True))
     panels.append(_draw_picked(study))
     caption = (
         f"AVG, STD (ddof {study.view.ddof}) and MIN over {study.view.over} of the test {study.score}; line: mean over "
-        "seeds, band: their range. The "
+        "seeds, band: their range; a run that has ended keeps its last values. The "
         "last panel shows one client (of many clients: its group), first the one that is worst at the end."
     )
     return Chart("convergence", "Convergence", caption, panels)
@@ -187,11 +183,11 @@ def _draw_picked(study: Study) -> Panel:
     order = _order(study)
     rows = group_names(order, study.any.clients)
     lines = []
-    for method, runs in study.runs.items():
-        rounds = _same_rounds(study, method)
+    for method in study.methods:
+        rounds, seeds = study.align(method)
         kept = np.unique(np.linspace(0, len(rounds) - 1, min(len(rounds), COLUMNS)).astype(int))
-        curves = 100 * np.mean([study.curve(method, seed)[1] for seed in runs], axis=0)[kept]
-        places = [rounds[i] for i in kept]
+        curves = 100 * np.mean(seeds, axis=0)[kept]
+        places = rounds[kept].tolist()
         dashed = method not in (study.reference, *study.rivals)
         for name, members in rows:
             values = [average(row, members) for row in curves]
