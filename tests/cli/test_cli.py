@@ -113,6 +113,7 @@ def test_a_terminated_run_keeps_its_rounds(tmp_path):
 def test_a_finished_run_is_shown_and_done_again_only_if_asked(tmp_path):
     words = ("run", "gaussians", "--rounds", "2", "--out", str(tmp_path))
     first = invoke(*words)
+    assert "Convergence: unknown: 1 evaluation in the last fifth of the rounds" in " ".join(first.stdout.split())
     (manifest,) = tmp_path.glob("*/manifest.json")
     written = manifest.stat().st_mtime_ns
     second = invoke(*words)

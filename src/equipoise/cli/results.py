@@ -19,7 +19,8 @@ from equipoise.metrics import PLUS_MINUS, UNSEEN, figures
 from equipoise.runs.reading import Recorded
 from equipoise.schedules import CONSTANT
 from equipoise.study.comparison import Comparison
-from equipoise.study.report.figures import Study
+from equipoise.study.report.converged import judge_runs
+from equipoise.study.report.figures import Study, group_studies
 from equipoise.study.report.groups import build_gap_table, list_gaps, list_group_names, read_tallies, say_positive
 from equipoise.study.report.view import average_by_domain
 
@@ -66,6 +67,13 @@ def draw_run(run: Recorded) -> Table:
             means = average_by_domain(run.curve(metric)[1][-1], run.domains).values()
             table.add_row(f"{metric.removeprefix(f'{run.score} of the ')}, over domains", "", "", _sum_up(means), "")
     return table
+
+
+def show_run(run: Recorded) -> list[RenderableType]:
+    """All that is told of one stored run: who got what, groups of samples, and whether it has converged."""
+    studies = group_studies([run])
+    told = [f"Convergence: {judge_runs(study, method).together}." for study in studies for method in study.methods]
+    return [draw_run(run), *draw_groups(run), *map(escape, told)]
 
 
 def draw_groups(run: Recorded) -> list[RenderableType]:

@@ -68,7 +68,7 @@ def run(
     ] = False,
 ) -> None:
     """Train one method, and show what every domain and client got; or do all runs of an experiment file (TOML)."""
-    from equipoise.cli.results import draw_groups, draw_run
+    from equipoise.cli.results import show_run
     from equipoise.engine.simulation import prepare_simulation
     from equipoise.runs.reading import read
     from equipoise.study.experiment import read_experiment
@@ -97,7 +97,7 @@ def run(
     if finished is not None and not company.leads:
         return
     if finished is not None:
-        for shown in (draw_run(read(finished)), *draw_groups(read(finished))):
+        for shown in show_run(read(finished)):
             screen.print(shown)
         screen.print(
             f"This run was finished before, and stays. --again does it anew. Records: {finished}", soft_wrap=True
@@ -131,7 +131,7 @@ def run(
             _say_how_to_resume(checkpoint, is_alone=company.ranks is None)
             raise typer.Exit(STOPPED) from None
     say_notes((*data.notes, *result.warnings))
-    for shown in (draw_run(read(place)), *draw_groups(read(place))):
+    for shown in show_run(read(place)):
         screen.print(shown)
     screen.print(f"{say_seconds(result.seconds)} with the {result.runner} runner. Records: {place}", soft_wrap=True)
 
