@@ -217,6 +217,8 @@ def _answer_joining(apart: Mapping[str, Alone]) -> str:
 
 
 def _answer_check(found: Sequence[Verdict]) -> str:
+    if len(found) == 1:
+        return f"The levelling-down check of {found[0].method}: {found[0].word}."
     words: dict[str, list[str]] = {"passed": [], "undecided": [], "failed": []}
     for verdict in found:
         words[verdict.word].append(verdict.method)
