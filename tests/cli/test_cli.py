@@ -220,6 +220,13 @@ def test_all_stands_for_every_method(tmp_path, monkeypatch):
     assert found.value.args[0] == without_groups
 
 
+def test_no_figure_of_a_run_is_cut_off(tmp_path):
+    words = ("run", "gaussians", "--rounds", "1", "--metrics", "precision,recall,f1,pr_auc")
+    done = equipoise(*words, cwd=tmp_path, width=80)
+    assert done.returncode == 0, done.stderr
+    assert "…" not in done.stdout
+
+
 def test_other_models_of_a_run_are_shown(tmp_path):
     done = equipoise("run", "gaussians", "--method", "ditto", "--rounds", "2", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

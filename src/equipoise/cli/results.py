@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,39 +33,55 @@ FURTHER = {
 }  # fmt: skip
 
 
-def draw_run(run: Recorded) -> Table:
-    """A table of what every domain and client got from a stored run."""
+def draw_run(run: Recorded) -> list[RenderableType]:
+    """A table of what every domain and client got from a stored run, and one of the figures over them."""
     data = run.manifest["data"]
     rounds = run.curve()[0]
     more = [metric for metric in FURTHER if metric in run.metrics]
     last = {metric: _find_last(run, metric) for metric in (run.score, "loss", *more)}
-    table = Table(
-        "domain", "client", "samples", run.score, "loss", *(FURTHER[m] for m in more), title_justify="left",
-        title=f"{escape(run.method)} on {escape(data['name'])}, {run.manifest['evaluated']['model']} model, test data, "
-        f"round {rounds[-1] if len(rounds) else run.rounds_done}",
-    )  # fmt: skip
+    unseen = {metric: _find_last(run, metric, UNSEEN) for metric in last} if run.unseen else {}
+    has_domains = any(client["domain"] for client in data["clients"])
+    title = f"{run.method} on {data['name']}, {run.manifest['evaluated']['model']} model, test data, "
+    title += f"round {rounds[-1] if len(rounds) else run.rounds_done}"
+    table = Table(title=escape(title), title_justify="left")
+    for head in (
+        *(["domain"] if has_domains else []),
+        "client",
+        "samples",
+        run.score,
+        "loss",
+        *(FURTHER[m] for m in more),
+    ):
+        table.add_column(head, overflow="fold")
     samples = {client["name"]: client["train"] for client in data["clients"]}
-    for domain in dict.fromkeys(run.domains):
-        for name in (name for name, its in zip(run.clients, run.domains, strict=True) if its == domain):
-            table.add_row(escape(domain), escape(name), str(samples[name]), *_list_scores(run, last, name))
+    rows = [(domain, name) for domain in dict.fromkeys(run.domains)
+            for name, its in zip(run.clients, run.domains, strict=True) if its == domain]  # fmt: skip
+    for domain, name in rows:
+        first = [escape(domain)] if has_domains else []
+        table.add_row(*first, escape(name), str(samples[name]), *_list_scores(run, last, name))
     table.add_section()
-    scores = np.array([last[run.score].get(client, np.nan) for client in run.clients])
-    over = [("clients", list(last[run.score].values()))]
-    if any(client["domain"] for client in data["clients"]):
-        over.append(("domains", list(average_by_domain(scores, run.domains).values())))
-    for what, values in over:
-        table.add_row(f"[bold]over {what}[/]", "", "", f"[bold]{_sum_up(values)}[/]", "")
+    for domain, name in zip(run.unseen_domains, run.unseen, strict=True):
+        first = [escape(domain)] if has_domains else []
+        table.add_row(*first, f"{escape(name)} (unseen)", "-", *_list_scores(run, unseen, name))
+    over = {"over clients": list(last[run.score].values())}
+    if has_domains:
+        scores = np.array([last[run.score].get(client, np.nan) for client in run.clients])
+        over["over domains"] = list(average_by_domain(scores, run.domains).values())
     if run.unseen:
-        table.add_section()
-        unseen = {metric: _find_last(run, metric, UNSEEN) for metric in last}
-        for domain, name in zip(run.unseen_domains, run.unseen, strict=True):
-            table.add_row(escape(domain), f"{escape(name)} (unseen)", "-", *_list_scores(run, unseen, name))
-        table.add_row("[bold]over unseen[/]", "", "", f"[bold]{_sum_up(unseen[run.score].values())}[/]", "")
-        table.add_section()
+        over["over unseen"] = list(unseen[run.score].values())
     for metric in run.metrics:
         if metric.startswith(f"{run.score} of the "):
-            means = average_by_domain(run.curve(metric)[1][-1], run.domains).values()
-            table.add_row(f"{metric.removeprefix(f'{run.score} of the ')}, over domains", "", "", _sum_up(means), "")
+            name = f"{metric.removeprefix(f'{run.score} of the ')}, over domains"
+            over[name] = list(average_by_domain(run.curve(metric)[1][-1], run.domains).values())
+    return [table, _draw_figures(over)]
+
+
+def _draw_figures(over: Mapping[str, Sequence[float]]) -> Table:
+    """A row of figures, in percent, for each of several lists of scores."""
+    table = Table("", "AVG", "STD (ddof 0)", "MIN")
+    for name, values in over.items():
+        found = figures([100 * value for value in values])
+        table.add_row(escape(name), *(f"[bold]{value:.1f}[/]" for value in (found.avg, found.std, found.min)))
     return table
 
 
@@ -73,7 +89,7 @@ def show_run(run: Recorded) -> list[RenderableType]:
     """All that is told of one stored run: who got what, groups of samples, and whether it has converged."""
     studies = group_studies([run])
     told = [f"Convergence: {judge_runs(study, method).together}." for study in studies for method in study.methods]
-    return [draw_run(run), *draw_groups(run), *map(escape, told)]
+    return [*draw_run(run), *draw_groups(run), *map(escape, told)]
 
 
 def draw_groups(run: Recorded) -> list[RenderableType]:
@@ -134,11 +150,6 @@ def _shown(value: float | None, factor: float, form: str, unit: str = "") -> str
 def _show_further(value: float | None) -> str:
     """A metric with three digits behind the point, or without any where it is large."""
     return _shown(value, 1, ",.0f" if value is not None and abs(value) >= 1000 else ".3f")
-
-
-def _sum_up(values: Iterable[float]) -> str:
-    f = figures([100 * v for v in values])
-    return f"AVG {f.avg:.1f}  STD {f.std:.1f} (ddof 0)  MIN {f.min:.1f}"
 
 
 def draw_comparison(table: Comparison, name: str, over: str = "domains", score: str = "accuracy") -> RenderableType:
