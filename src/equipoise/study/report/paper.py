@@ -24,6 +24,7 @@ from equipoise.study.report.charts import (
     Points,
     Ticks,
     find_colour,
+    find_extent,
     is_shown,
     place_labels,
     shorten,
@@ -91,6 +92,10 @@ def _panel(ax: Any, panel: Panel) -> None:
         ax.set_axis_off()
         ax.set_aspect("equal")
         return
+    if _named(panel):  # room for the names beside the points
+        across, up = find_extent(panel)
+        ax.set_xlim(across)
+        ax.set_ylim(up)
     if panel.whole:
         ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_xlabel(_plain(panel.x_label))
