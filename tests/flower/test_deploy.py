@@ -266,10 +266,10 @@ def test_mistakes_are_said_before_anything_is_written(tmp_path):
 
 
 # --------------------------------------------------------------------------- tables of the sites' own
-def agree(folder, *words):
+def agree(folder, *words, predicted=("--label", LABEL)):
     """Three sites' tables, the app that an example of them makes, and the nodes' configurations."""
     tables = {name: write_site(folder, name, rows=120) for name in ("north", "east", "south")}
-    made = init(folder / "app", "--data", tables["north"], "--label", LABEL, "--ignore", "id,ward", *words)
+    made = init(folder / "app", "--data", tables["north"], *predicted, "--ignore", "id,ward", *words)
     assert made.exit_code == 0, made.output
     config = tomllib.loads((folder / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
     return config, {name: {"site": name, "data": str(path)} for name, path in tables.items()}
@@ -303,6 +303,15 @@ def test_sites_leave_out_rows_with_missing_values(tmp_path):
     wrong = {**nodes, "south": {**nodes["south"], "drop-missing": "yes"}}
     with pytest.raises(EquipoiseError, match="`south` cannot take part: drop-missing in --node-config must be True or"):
         federate_at(tmp_path, config, wrong)
+
+
+def test_sites_predict_numbers(tmp_path):
+    words = ("--rounds", 2, "--site-state", "", "--loss", "huber(delta=2)", "--method", "qffl", "--optimizer", "AdamW")
+    config, nodes = agree(tmp_path, *words, predicted=("--target", "age"))
+    run = federate_at(tmp_path, config, nodes)
+    assert str(run.settings.loss) == "huber(delta=2.0)"
+    assert run.settings.training.optimizer == "AdamW"
+    assert 0 < run.values("mae")["south"] < 100  # in years
 
 
 def test_groups_at_sites_and_one_site_without_the_column(tmp_path):
