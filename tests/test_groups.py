@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from equipoise.groups import (
     Tally,
     bound_gap,
     find_worst,
+    find_worst_group,
     measure_gap,
     measure_loss_gap,
     name_counts,
@@ -96,6 +98,13 @@ def test_three_groups_have_an_interval_around_their_gap():
     found = bound_gap([tally(counts)], "equal_opportunity")
     assert found.low < found.mean < found.high
     assert found == bound_gap([tally(counts)], "equal_opportunity")
+
+
+def test_the_worst_group_needs_samples():
+    assert find_worst_group(pool(TALLIES.values())) == (1, pytest.approx(0.663636, abs=1e-6))
+    few = tally(np.array([[[2.0, 1], [1, 2]], [[9, 1], [1, 9]]]))
+    assert find_worst_group(few)[0] == 1  # the other group has six samples
+    assert find_worst_group(tally(np.zeros((2, 2, 2)))) == (-1, pytest.approx(math.nan, nan_ok=True))
 
 
 def test_counts_go_into_records_and_back():
@@ -221,11 +230,11 @@ def test_fedfb_lowers_the_parity_gap_at_a_cost(tmp_path):
 
 
 # --------------------------------------------------------------------------- a user's own tables
-def write_patients(path, change=lambda row: row, clients=("north", "south", "east"), columns=None):
+def write_patients(path, change=lambda row: row, clients=("north", "south", "east"), columns=None, size=80):
     draw = np.random.default_rng(1)
     rows = []
     for k, client in enumerate(clients):
-        for _ in range(80):
+        for _ in range(size):
             sex = draw.choice(["f", "m"])
             dose = draw.normal() + (sex == "m")
             ill = int(dose + 0.3 * k + draw.normal() > 0.7)
@@ -239,7 +248,7 @@ def write_patients(path, change=lambda row: row, clients=("north", "south", "eas
 
 
 def test_a_group_fairness_federation_from_a_table_to_the_report(tmp_path):
-    table, out = write_patients(tmp_path / "patients.csv"), tmp_path / "runs"
+    table, out = write_patients(tmp_path / "patients.csv", size=150), tmp_path / "runs"
     words = ["--label", "ill", "--group", "sex", "--ignore", "stay", "--rounds", "8", "--out", str(out)]
     one = invoke("run", str(table), *words)
     assert one.exit_code == 0, one.output
@@ -253,6 +262,9 @@ def test_a_group_fairness_federation_from_a_table_to_the_report(tmp_path):
     assert f"{100 * float(gap['mean']):.1f} ±" in many.output
     assert gap["definition"].startswith("largest difference in the share of samples")
     assert ("fedavg", "gap in loss") in rows
+    assert rows["fedavg", "worst group"]["definition"].startswith("the smallest accuracy of a group")
+    assert "…" not in many.output  # no figure and no name is cut off
+    assert "Are groups of sex treated alike? Under fedavg the worst group is" in many.output
     latex = (out / "report.tex").read_text()
     assert f"{100 * float(gap['mean']):.1f} $\\pm$" in latex
     assert "worst client: equal opportunity" in latex
@@ -260,11 +272,30 @@ def test_a_group_fairness_federation_from_a_table_to_the_report(tmp_path):
     assert ">Groups</h2>" in page
     assert "worst client: demographic parity" in page
     assert "Gaps between groups" in page
+    ids = re.findall(r"\bid=['\"]([^'\"]*)", page)
+    assert len(ids) == len(set(ids))
+    assert {link[1:] for link in re.findall(r"href='([^']*)'", page)} <= set(ids)
     (run_folder,) = [place for place in out.iterdir() if "fedfb" in place.name and "seed0" in place.name]
     stored = read(run_folder)
     assert stored.manifest["data"]["groups"] == {"name": "sex", "names": ["f", "m"]}
     assert json.loads((run_folder / "schema.json").read_text())["columns"] == {"dose": "number"}
-    assert sum(one.sizes.sum() for one in read_tallies(stored).values()) == stored.samples().sum()  # all test samples
+    tallies = read_tallies(stored)
+    assert sum(one.sizes.sum() for one in tallies.values()) == stored.samples().sum()  # all test samples
+    # each client, with intervals: on the page and for spreadsheets
+    mine = bound_gap([tallies["north"]], "demographic_parity")
+    assert (
+        f"<td>{100 * mine.mean:.1f} ({100 * mine.low:.1f} to {100 * mine.high:.1f})</td>"
+        in page.split("Gaps of each client")[1]
+    )
+    figures = list(csv.DictReader((out / "report.groups.csv").read_text().splitlines()))
+    told = next(
+        row for row in figures
+        if (row["method"], row["seed"], row["client"]) == ("fedfb(alpha=1.0)", "0", "north") and "parity" in row["figure"]
+    )  # fmt: skip
+    assert [float(told[name]) for name in ("value", "low", "high")] == pytest.approx(list(mine))
+    assert {row["client"] for row in figures} == {"", "north", "south", "east"}  # all together first
+    group = next(row for row in figures if (row["figure"], row["group"]) == ("accuracy", "m"))
+    assert float(group["low"]) < float(group["value"]) < float(group["high"])
 
 
 def test_a_gap_that_is_not_shown_says_why(tmp_path):

@@ -21,6 +21,7 @@ from typing import Literal
 import numpy as np
 from scipy.special import stdtrit
 
+from equipoise.grammar import say_count
 from equipoise.metrics import Interval
 
 LIMIT = 0.5  # points per ten rounds
@@ -49,8 +50,8 @@ class Convergence:
             "falling": f"{self.figure} falling by {size}",
             "unclear": f"too noisy to tell ({self.figure} changes by {self.trend.low:+.1f} to {self.trend.high:+.1f} "
             "points per 10 rounds)",
-            "unknown": f"unknown: {self.evaluations} evaluations in the last fifth of the rounds, and a trend needs "
-            f"{EVALUATIONS}",
+            "unknown": f"unknown: {say_count(self.evaluations, 'evaluation')} in the last fifth of the rounds, and a trend "
+            f"needs {EVALUATIONS}",
         }
         return words[self.state]
 

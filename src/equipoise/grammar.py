@@ -92,6 +92,15 @@ def join_words(words: Sequence[str], most: int = 5) -> str:
     return f"{shown} and {len(words) - most} more" if len(words) > most else shown
 
 
+def say_count(count: int, noun: str) -> str:
+    """A number of things in words.
+
+    >>> say_count(1, "client"), say_count(0, "round"), say_count(12, "seed")
+    ('1 client', '0 rounds', '12 seeds')
+    """
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
 def split_list(text: str) -> list[str]:
     """Split a list at its commas, except for those inside brackets.
 

@@ -50,7 +50,7 @@ COUNTED = {
 
 @dataclass(frozen=True, eq=False)
 class Tally:
-    """What is counted of the samples of one client, or of several together."""
+    """What is counted of the samples of one client, or of several together. Axes before these hold several draws of it."""
 
     counts: Vector  # [groups, 2, 2]: by group, truth (positive or not) and answer
     right: Vector  # [groups], right answers, whatever the class
@@ -59,22 +59,22 @@ class Tally:
     @property
     def sizes(self) -> Vector:
         """Samples of each group, `[groups]`."""
-        found: Vector = self.counts.sum((1, 2))
+        found: Vector = self.counts.sum((-2, -1))
         return found
 
     @property
     def mean_losses(self) -> Vector:
         """The mean loss of each group, `[groups]`; NaN for one of fewer than `SHOWN` samples."""
-        return _divide(self.losses.sum(1), self.sizes)
+        return _divide(self.losses.sum(-1), self.sizes)
 
     def count(self, rate: str) -> tuple[Vector, Vector]:
         """How many samples of each group the rate counts, and among how many, `[groups]` each."""
         c = self.counts
         return {
             "accuracy": (self.right, self.sizes),
-            "selection rate": (c[:, :, 1].sum(1), self.sizes),
-            "true positive rate": (c[:, 1, 1], c[:, 1].sum(1)),
-            "false positive rate": (c[:, 0, 1], c[:, 0].sum(1)),
+            "selection rate": (c[..., 1].sum(-1), self.sizes),
+            "true positive rate": (c[..., 1, 1], c[..., 1, :].sum(-1)),
+            "false positive rate": (c[..., 0, 1], c[..., 0, :].sum(-1)),
         }[rate]
 
     def rate(self, name: str, fewest: int = SHOWN) -> Vector:
@@ -102,9 +102,7 @@ def measure_gap(tally: Tally, name: str, against: Against = "pairs", fewest: int
     >>> measure_gap(half, "demographic_parity"), measure_gap(half, "equalized_odds")
     (0.25, 0.25)
     """
-    found = [_gap_of_rate(tally, rate, against, fewest) for rate in GAPS[name]]
-    known = [value for value in found if not math.isnan(value)]
-    return max(known) if len(known) == len(found) else math.nan
+    return float(_measure_gaps(tally, name, against, fewest))
 
 
 def explain_absence(tally: Tally, name: str) -> str:
@@ -114,19 +112,41 @@ def explain_absence(tally: Tally, name: str) -> str:
     >>> explain_absence(few, "equal_opportunity")
     'fewer than two groups have 10 test samples of the positive class'
     """
-    lacking = [COUNTED[rate] for rate in GAPS[name] if math.isnan(_gap_of_rate(tally, rate, "pairs", SHOWN))]
+    lacking = [COUNTED[rate] for rate in GAPS[name] if np.isnan(_gap_of_rate(tally, rate, "pairs", SHOWN))]
     return f"fewer than two groups have {SHOWN} {' and '.join(lacking)}" if lacking else ""
 
 
-def _gap_of_rate(tally: Tally, rate: str, against: Against, fewest: int) -> float:
+def _measure_gaps(tally: Tally, name: str, against: Against = "pairs", fewest: int = SHOWN) -> Vector:
+    """A gap of each draw; NaN where one of its rates has none."""
+    found: Vector = np.max([_gap_of_rate(tally, rate, against, fewest) for rate in GAPS[name]], axis=0)
+    return found
+
+
+def _gap_of_rate(tally: Tally, rate: str, against: Against, fewest: int) -> Vector:
     values = tally.rate(rate, fewest)
-    known = values[~np.isnan(values)]
-    if len(known) < 2:
-        return math.nan
+    known = ~np.isnan(values)
     if against == "pairs":
-        return float(known.max() - known.min())
-    hits, total = tally.count(rate)
-    return float(np.abs(known - hits.sum() / total.sum()).max())
+        gap = np.where(known, values, -np.inf).max(-1) - np.where(known, values, np.inf).min(-1)
+    else:
+        hits, total = tally.count(rate)
+        whole = hits.sum(-1, keepdims=True) / np.maximum(total.sum(-1, keepdims=True), 1)
+        gap = np.where(known, np.abs(values - whole), 0.0).max(-1)
+    return np.where(known.sum(-1) > 1, gap, np.nan)
+
+
+def find_worst_group(tally: Tally) -> tuple[int, float]:
+    """The number of the group with the smallest share of right answers (of numbers: the smallest score), and that share.
+
+    Groups of fewer than `SHOWN` samples do not count. -1 and NaN if no other is there.
+
+    >>> half = Tally(np.array([[[30., 10], [10, 30]], [[40, 0], [20, 20]]]), np.array([50., 60]), np.zeros((2, 2)))
+    >>> find_worst_group(half)
+    (0, 0.625)
+    """
+    rates = tally.rate("accuracy")
+    if np.isnan(rates).all():
+        return -1, math.nan
+    return int(np.nanargmin(rates)), float(np.nanmin(rates))
 
 
 def measure_loss_gap(tally: Tally) -> float:
@@ -172,25 +192,28 @@ def bound_gap(tallies: Sequence[Tally], name: str, seed: int = 0) -> Interval:
     if math.isnan(gap):
         return Interval(gap, math.nan, math.nan)
     if len(GAPS[name]) == 1 and len(whole.sizes) == 2:
-        hits, total = whole.count(GAPS[name][0])
+        hits, total = (values.tolist() for values in whole.count(GAPS[name][0]))
         found = newcombe((hits[0], total[0]), (hits[1], total[1]))
         ends = sorted((abs(found.low), abs(found.high)))
         return Interval(gap, 0.0 if found.low <= 0 <= found.high else ends[0], ends[1])
     draw = np.random.default_rng(seed)
-    again = [measure_gap(pool(_draw_again(one, draw) for one in tallies), name) for _ in range(DRAWS)]
+    again = _measure_gaps(pool(_draw_again(one, draw) for one in tallies), name)
     low, high = np.nanquantile(again, (0.025, 0.975))
     return Interval(gap, float(low), float(high))
 
 
 def _draw_again(tally: Tally, draw: np.random.Generator) -> Tally:
-    """The counts of one client, drawn again with replacement."""
+    """The counts of one client, drawn again with replacement, `DRAWS` times."""
     cells = tally.counts.flatten()
     total = int(cells.sum())
-    counts = draw.multinomial(total, cells / total).reshape(tally.counts.shape) if total else tally.counts
-    if (tally.right == np.trace(tally.counts, axis1=1, axis2=2)).all():  # two classes: right answers are counted above
-        right = np.trace(counts, axis1=1, axis2=2)
+    shares = cells / total if total else np.eye(len(cells))[0]
+    counts = draw.multinomial(total, shares, DRAWS).reshape(DRAWS, *tally.counts.shape)
+    if (
+        tally.right == np.trace(tally.counts, axis1=-2, axis2=-1)
+    ).all():  # two classes: right answers are counted above
+        right = np.trace(counts, axis1=-2, axis2=-1)
     else:
-        right = draw.binomial(counts.sum((1, 2)).astype(int), np.nan_to_num(_divide(tally.right, tally.sizes, 1)))
+        right = draw.binomial(counts.sum((-2, -1)), np.nan_to_num(_divide(tally.right, tally.sizes, 1)))
     return Tally(counts.astype(float), right.astype(float), tally.losses)
 
 

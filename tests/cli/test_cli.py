@@ -113,6 +113,7 @@ def test_a_terminated_run_keeps_its_rounds(tmp_path):
 def test_a_finished_run_is_shown_and_done_again_only_if_asked(tmp_path):
     words = ("run", "gaussians", "--rounds", "2", "--out", str(tmp_path))
     first = invoke(*words)
+    assert "Convergence: unknown: 1 evaluation in the last fifth of the rounds" in " ".join(first.stdout.split())
     (manifest,) = tmp_path.glob("*/manifest.json")
     written = manifest.stat().st_mtime_ns
     second = invoke(*words)
@@ -217,6 +218,13 @@ def test_all_stands_for_every_method(tmp_path, monkeypatch):
         invoke("compare", "scanners", "--methods", "all", "--seeds", "1", "--out", str(tmp_path))
     without_groups = [name for name in METHODS if name not in ("fairfed", "fedfb")]  # they are left out, with a note
     assert found.value.args[0] == without_groups
+
+
+def test_no_figure_of_a_run_is_cut_off(tmp_path):
+    words = ("run", "gaussians", "--rounds", "1", "--metrics", "precision,recall,f1,pr_auc")
+    done = equipoise(*words, cwd=tmp_path, width=80)
+    assert done.returncode == 0, done.stderr
+    assert "…" not in done.stdout
 
 
 def test_other_models_of_a_run_are_shown(tmp_path):

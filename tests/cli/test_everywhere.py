@@ -55,6 +55,15 @@ def test_every_command_takes_plugins(words):
     assert "--plugin" in invoke(*words, "--help").stdout
 
 
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_help_shows_all_that_it_says(words):
+    """Text in square brackets would be taken for a style, and vanish."""
+    command = typer.main.get_command(app)
+    for word in words:
+        command = command.commands[word]
+    assert not [one.name for one in command.params if "[" in (getattr(one, "help", None) or "")]
+
+
 def test_a_plugin_behind_the_command(tmp_path):
     (tmp_path / "own_method.py").write_text(METHOD)
     listed = equipoise("methods", "renamed", "--plugin", "own_method.py", cwd=tmp_path)

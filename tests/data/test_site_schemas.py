@@ -260,3 +260,25 @@ def test_a_text_column_of_all_sites_marks_groups(tmp_path):
     assert data.input_shape == (1,)
     with pytest.raises(EquipoiseError, match=r"There is no text column `dose` to put rows into groups"):
         merge_files(files, group="dose")
+    rare = tmp_path / "rare.csv"
+    rare.write_text((tmp_path / "north.csv").read_text() + "x,1,0\n" * 3)
+    with pytest.raises(
+        EquipoiseError, match=r"Group 'x' in column `sex` is not one of the schema's: f, m\. Recode these"
+    ):
+        own(str(rare), site="north", schema=str(place))
+
+
+def test_a_group_column_that_one_site_lacks(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name, more in (("north", {}), ("east", {}), ("south", {"sex": "gender"})):
+        write_site(tmp_path, name, **more)
+        invoke("schema", f"{name}.csv", "-o", f"{name}.json", "--label", LABEL, "--ignore", "id")
+    files = ("north.json", "east.json", "south.json")
+    with pytest.raises(EquipoiseError) as said:
+        invoke("deploy", "merge-schemas", *files, "--group", "sex")
+    assert "Column `sex` is in `north.json`, `east.json`, not in `south.json`." in str(said.value)
+    assert "or name with --group a column that all have: every row must be in a group." in str(said.value)
+    with pytest.raises(
+        EquipoiseError, match=r"There is no text column `sexx` to put rows into groups\. Did you mean `sex`"
+    ):
+        invoke("deploy", "merge-schemas", *files, "--group", "sexx")  # beside the other mistakes

@@ -14,7 +14,7 @@ import torch
 
 from equipoise import EquipoiseWarning, aggregate, run
 from equipoise.grammar import split_list
-from equipoise.method import METHODS
+from equipoise.method import METHODS, ROLES
 from equipoise.methods import parse
 from equipoise.schedules import SCHEDULES
 from kit import blobs
@@ -72,6 +72,13 @@ def test_the_example_of_a_new_method_runs_through_every_runner(monkeypatch, caps
         assert "by_loss(power=2)" in capsys.readouterr().out
     finally:
         METHODS.pop("by_loss", None)
+
+
+def test_each_role_has_an_example_on_the_page():
+    page = "\n".join(blocks(ROOT / "docs" / "new_method.md", "python"))  # which `test_code_blocks_run` runs
+    for role in ("Select", "Wrap", "Term", "Report", "Shape", "Weigh", "Merge", "Step", "Share"):
+        assert re.search(rf"class \w+\(\s*{role}\b", page), role
+    assert len(ROLES) == 9
 
 
 @pytest.fixture
@@ -160,9 +167,22 @@ def test_the_quick_start_is_short():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(page):
-    for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", page.read_text()):
         if "://" not in target:
-            assert (page.parent / target).exists(), target
+            place = page.parent / target if target else page
+            assert place.exists(), target
+            named = not anchor or anchor.startswith("equipoise.")  # the reference has an anchor per public name
+            assert named or anchor in list_anchors(place), f"{target}#{anchor}"
+
+
+def list_anchors(page):
+    """The anchors of a page's headings, as GitHub and MkDocs make them."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    heads = [
+        re.sub(r"[`*]|\[([^]]*)\]\([^)]*\)", r"\1", head).strip().lower()
+        for head in re.findall(r"^#+ (.*)", text, re.M)
+    ]
+    return [re.sub(r"[^\w\- ]", "", head).replace(" ", "-") for head in heads]
 
 
 def test_commands_name_real_methods_and_options():
@@ -186,6 +206,11 @@ def test_commands_name_real_methods_and_options():
                 for text in () if own else re.findall(r'--methods? "([^"]+)"', line):
                     for method in split_list(text):
                         parse(method)
+
+
+def test_the_front_page_names_every_method():
+    page = (ROOT / "README.md").read_text()
+    assert [name for name in METHODS if f"`{name}`" not in page] == []
 
 
 def test_every_method_has_a_page():

@@ -1,8 +1,12 @@
 """`equipoise deploy init` writes an app that Flower accepts, and that a person can read."""
 
 import json
+import os
 import shlex
+import subprocess
+import sys
 import tomllib
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,12 +17,56 @@ pytest.importorskip("flwr", reason="Flower is not installed: pip install 'equipo
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
-from equipoise import EquipoiseError
+from equipoise import EquipoiseError, load_federation
 from equipoise.cli import app
 from equipoise.flower import Plan, client_app, federate
 from equipoise.flower.deploy import write_app
 from kit import quiet
 from kit.flower import LoopGrid
+from kit.sites import LABEL, write_site
+
+OWN_NET = """
+from torch import nn
+
+def Net(input_shape, classes, width=4):
+    return nn.Sequential(nn.Linear(input_shape[0], width), nn.ReLU(), nn.Linear(width, classes))
+"""
+OWN_PARTS = """
+from dataclasses import dataclass
+
+from equipoise.method import Method, Step, Stepped, register, register_schedule
+
+@dataclass(frozen=True)
+class Halved(Step):
+    reads_updates = False
+
+    def __call__(self, round, direction, state):
+        return Stepped(direction / 2)
+
+@register(title="Half a step", reference="a test")
+def halved_for_a_deployment() -> Method:
+    return Method(step=(Halved(),))
+
+@register_schedule
+def slower_for_a_deployment(round: int, rounds: int) -> float:
+    return 1 / (1 + round)
+"""
+# What Flower does with an app: it imports its package, in a process that knows nothing else of the user's.
+PLAY = """
+import json, sys, tomllib
+from pathlib import Path
+sys.path[:0] = sys.argv[1:]
+import federated.app as app
+from equipoise.flower import Plan, federate
+from kit.flower import LoopGrid
+config = tomllib.loads(Path(sys.argv[1], "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+plan = Plan.from_config(config).find_model(app.HERE)
+grid = LoopGrid(app.client, {k + 5: {"partition-id": k} for k in range(plan.sites)})
+for context in grid.contexts.values():
+    context.run_config = config
+run = federate(grid, plan)
+print(json.dumps([run.server.theta.tolist(), run.settings.facts["model"], run.settings.facts["code"]]))
+"""
 
 
 def init(*words):
@@ -65,6 +113,56 @@ def test_an_app_that_selects_and_holds_out_does_what_a_simulation_does(tmp_path)
     assert [r.clients for r in flower.rounds] == [r.clients for r in simulation.rounds]
     assert set(flower.values(split="unseen")) == {"client 1"}
     assert Plan.from_config({"hold-out": 2, "sites": 4}).hold_out == 2
+
+
+def test_an_app_carries_the_users_own_model_method_and_schedule(tmp_path):
+    model, plugin = tmp_path / "deployed_net.py", tmp_path / "deployed_parts.py"
+    model.write_text(OWN_NET)
+    plugin.write_text(OWN_PARTS)
+    method, net, schedule = "fedheal + halved_for_a_deployment", f"{model}:Net(width=6)", "slower_for_a_deployment"
+    words = ("--data", "gaussians", "--method", method, "--rounds", 2, "--schedule", schedule, "--no-guard")
+    done = init(tmp_path / "app", *words, "--site-state", "", "--model", net, "--plugin", plugin)
+    assert done.exit_code == 0, done.output
+    inside = tmp_path / "app" / "federated"
+    assert (inside / model.name).read_text() == OWN_NET
+    assert (inside / plugin.name).read_text() == OWN_PARTS
+    config = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    assert config["model"] == "deployed_net.py:Net(width=6)"  # no path of this machine
+    assert "steps" not in config
+    paths = (str(tmp_path / "app"), str(Path(__file__).parents[1]))
+    played = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PLAY, *paths], capture_output=True, text=True, timeout=250, check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert played.returncode == 0, played.stderr[-1500:]
+    theta, named, hashes = json.loads(played.stdout.splitlines()[-1])
+    training = load_federation("gaussians").protocol.training.change({"schedule": schedule})
+    simulation = quiet(method, "gaussians", model=net, rounds=2, runner="inline", training=training)
+    torch.testing.assert_close(torch.tensor(theta), simulation.server.theta)
+    assert named == simulation.settings.facts["model"] == config["model"]
+    assert set(hashes) == {model.name, plugin.name}
+    assert hashes == simulation.settings.facts["code"]
+
+
+def test_an_app_carries_no_file_that_it_cannot_use(tmp_path):
+    (tmp_path / "app.py").write_text(OWN_NET)
+    for words, why in (
+        (["--model", f"{tmp_path / 'app.py'}:Net"], "The app has a file `app.py` already"),
+        (["--model", f"{tmp_path / 'none.py'}:Net"], "which is not there"),
+        (["--model", f"{tmp_path / 'app.py'}:Nett"], "Did you mean `Net`"),
+        (["--label", "ill", "--group", "sex"], "Leave out: --label, --group."),
+        (["--drop-missing"], "--drop-missing is for tables of the sites' own"),
+    ):
+        done = init(tmp_path / "folder", "--data", "gaussians", *words)
+        assert isinstance(done.exception, EquipoiseError), done.output
+        assert why in str(done.exception)
+        assert not (tmp_path / "folder").exists()
+    carried = Plan.from_config({"model": "net.py:Net"})
+    for folder in (None, tmp_path):
+        with pytest.raises(EquipoiseError, match=r"model='net.py:Net', a file that the app does not carry"):
+            carried.find_model(folder)
+    with pytest.raises(EquipoiseError, match="does not carry"):
+        Plan.from_config({"model": "../app.py:Net"}).find_model(tmp_path / "folder")
 
 
 @pytest.mark.filterwarnings("ignore:GitWildMatchPattern:DeprecationWarning")  # of a library that Flower uses
@@ -165,3 +263,69 @@ def test_mistakes_are_said_before_anything_is_written(tmp_path):
     done = init(tmp_path / "app", "--data", "gaussians")
     assert "is not empty" in str(done.exception)
     assert (tmp_path / "app" / "mine.txt").read_text() == "keep me"
+
+
+# --------------------------------------------------------------------------- tables of the sites' own
+def agree(folder, *words, predicted=("--label", LABEL)):
+    """Three sites' tables, the app that an example of them makes, and the nodes' configurations."""
+    tables = {name: write_site(folder, name, rows=120) for name in ("north", "east", "south")}
+    made = init(folder / "app", "--data", tables["north"], *predicted, "--ignore", "id,ward", *words)
+    assert made.exit_code == 0, made.output
+    config = tomllib.loads((folder / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
+    return config, {name: {"site": name, "data": str(path)} for name, path in tables.items()}
+
+
+def federate_at(folder, config, nodes):
+    """A run with these nodes, by the app's own configuration."""
+    grid = LoopGrid(client_app(schema=folder / "app" / "federated" / "schema.json"), dict(enumerate(nodes.values(), 5)))
+    for context in grid.contexts.values():
+        context.run_config = config
+    return federate(grid, Plan.from_config(config))
+
+
+def count_samples(run):
+    return {
+        client.name: len(client.train) + len(client.validation) + len(client.test) for client in run.federation.clients
+    }
+
+
+def test_sites_leave_out_rows_with_missing_values(tmp_path):
+    config, nodes = agree(tmp_path, "--rounds", 1, "--site-state", "", "--drop-missing")
+    assert config["drop-missing"] is True
+    run = federate_at(tmp_path, config, nodes)
+    assert count_samples(run) == {"east": 114, "north": 114, "south": 114}  # of 120 rows six lack the pressure
+    assert (
+        "Rows of `north` are left out, because a value is missing." in run.federation.notes
+    )  # no number leaves a site
+    run = federate_at(tmp_path, config, {**nodes, "south": {**nodes["south"], "drop-missing": False}})
+    assert count_samples(run)["south"] == 120
+    assert any("`drop-missing` in --node-config leaves such rows out" in note for note in run.federation.notes)
+    wrong = {**nodes, "south": {**nodes["south"], "drop-missing": "yes"}}
+    with pytest.raises(EquipoiseError, match="`south` cannot take part: drop-missing in --node-config must be True or"):
+        federate_at(tmp_path, config, wrong)
+
+
+def test_sites_predict_numbers(tmp_path):
+    words = ("--rounds", 2, "--site-state", "", "--loss", "huber(delta=2)", "--method", "qffl", "--optimizer", "AdamW")
+    config, nodes = agree(tmp_path, *words, predicted=("--target", "age"))
+    run = federate_at(tmp_path, config, nodes)
+    assert str(run.settings.loss) == "huber(delta=2.0)"
+    assert run.settings.training.optimizer == "AdamW"
+    assert 0 < run.values("mae")["south"] < 100  # in years
+
+
+def test_groups_at_sites_and_one_site_without_the_column(tmp_path):
+    words = ("--rounds", 2, "--site-state", "", "--group", "sex", "--method", "fedfb", "--metrics", "f1")
+    config, nodes = agree(tmp_path, *words)
+    run = federate_at(tmp_path, config, nodes)
+    assert any(score.metric == "group n[0,1,1]" for score in run.rounds[-1].scores)
+    assert run.values("f1")
+    (tmp_path / "other").mkdir()
+    lacking = write_site(tmp_path / "other", "south", rows=120, sex="gender")
+    with pytest.raises(EquipoiseError) as said:
+        federate_at(tmp_path, config, {**nodes, "south": {"site": "south", "data": str(lacking)}})
+    told = (
+        "(client `south`) has no group column `sex`. Name it with `group` in --node-config. There are: id, age, gender,"
+    )
+    assert "The run cannot begin.\n- `south` cannot take part:" in str(said.value)
+    assert told in str(said.value)

@@ -134,8 +134,9 @@ def test_neither_plain_text_nor_another_s_name_is_let_in(tmp_path):
 
 
 def test_three_hospitals_join_by_the_commands_that_deploy_init_prints(tmp_path, monkeypatch):
-    """Schemas at the sites, one schema of all, an app, and a run by the printed commands. Its validation and test scores
-    are those of a simulation of the three files. Sites that do not fit are all told in words before that."""
+    """Schemas at the sites, one schema of all, an app, and a run by the printed commands, with a model of the user's own
+    and without the rows that lack a value. Its validation and test scores are those of a simulation of the three files.
+    Sites that do not fit are all told in words before that."""
     monkeypatch.chdir(tmp_path)
     names = ("north", "east", "south")
     for name in names:
@@ -145,8 +146,12 @@ def test_three_hospitals_join_by_the_commands_that_deploy_init_prints(tmp_path, 
     agreed = json.loads(Path("schema.json").read_text())
     agreed["columns"]["weight"] = "number"  # which no site has
     Path("other.json").write_text(json.dumps(agreed))
+    Path("hospital_net.py").write_text(
+        "from torch import nn\n\ndef Net(input_shape, classes):\n    return nn.Linear(input_shape[0], classes)\n"
+    )
     with Loopback(tmp_path / "federation") as here:
-        words = ("--sites", "3", "--rounds", "1", "--model", "linear", "--address", here.address, "--site-state", "")
+        words = ("--sites", "3", "--rounds", "1", "--model", "hospital_net.py:Net", "--drop-missing", "--address",
+                 here.address, "--site-state", "")  # fmt: skip
         wrong, said = ([*invoke("deploy", "init", app, "--schema", schema, *words).output.splitlines()]
                        for app, schema in (("wrong", "other.json"), ("app", "schema.json")))  # fmt: skip
         lines = [line.strip() for line in said if line.startswith("   ")]
@@ -170,15 +175,15 @@ def test_three_hospitals_join_by_the_commands_that_deploy_init_prints(tmp_path, 
     for name in names:
         (tmp_path / "together" / name).mkdir(parents=True)
         shutil.copy(tmp_path / f"{name}.csv", tmp_path / "together" / name / "rows.csv")
-    together = own(str(tmp_path / "together"), schema=str(tmp_path / "schema.json"))
-    simulated = run("fedavg", together, rounds=1, model="linear", runner="inline", guard=DEPLOYMENT_GUARD)
+    together = own(str(tmp_path / "together"), schema=str(tmp_path / "schema.json"), drop_missing=True)
+    simulated = run("fedavg", together, rounds=1, model="hospital_net.py:Net", runner="inline", guard=DEPLOYMENT_GUARD)
     expected = {(s.client, s.split, s.metric): s.value for s in simulated.scores}
     assert {split for _, split, _ in expected} == {"test", "validation", "train"}
     rows = pq.read_table(places[0].parent / "records.parquet").to_pylist()
     found = {(row["client"], row["split"], row["metric"]): row["value"] for row in rows}
     assert found == pytest.approx(expected, abs=1e-6)
     clients = json.loads(places[0].read_text())["data"]["clients"]
-    assert [sum(client[split] for split in ("train", "validation", "test")) for client in clients] == [60, 60, 60]
+    assert [sum(client[split] for split in ("train", "validation", "test")) for client in clients] == [57, 57, 57]
 
 
 def known_server(lines):

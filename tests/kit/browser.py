@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import fcntl
 import json
 import os
@@ -21,6 +20,11 @@ PATIENCE = 120.0  # seconds that an answer, or a condition on the page, may take
 LAUNCH = (
     "import os, sys; os.dup2(int(sys.argv[1]), 3); os.dup2(int(sys.argv[2]), 4); os.execv(sys.argv[3], sys.argv[3:])"
 )
+# Keys by name: their numbers, and what they write.
+KEYS = {
+    "Tab": (9, ""), "Enter": (13, "\r"), "Escape": (27, ""), "Space": (32, " "),
+    "ArrowLeft": (37, ""), "ArrowUp": (38, ""), "ArrowRight": (39, ""), "ArrowDown": (40, ""),
+}  # fmt: skip
 
 
 def find_browser() -> str:
@@ -112,12 +116,25 @@ class Browser:
             assert time.monotonic() < end, f"never true: {expression}"
             time.sleep(0.1)
 
-    def photograph(self, path: Path, *, width: int = 1200, dark: bool = False) -> None:
-        """Keep a picture of the whole page."""
+    def resize(self, width: int = 1200, *, dark: bool = False, paper: bool = False) -> None:
+        """The screen: so many pixels wide (a window would have 500 at least), light or dark; or a printer's paper."""
         scheme = [{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}]
-        self.call("Emulation.setEmulatedMedia", features=scheme)
+        self.call("Emulation.setEmulatedMedia", media="print" if paper else "", features=scheme)
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=width < 600
         )
-        taken = self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(taken["data"]))
+
+    def press(self, key: str) -> None:
+        """Press a key and let it go, as a reader does: Tab, Enter, Space, Escape or an arrow key."""
+        code, text = KEYS[key]
+        facts = {"key": text if key == "Space" else key, "code": key, "windowsVirtualKeyCode": code}
+        self.call("Input.dispatchKeyEvent", type="keyDown", **facts, **({"text": text} if text else {}))
+        self.call("Input.dispatchKeyEvent", type="keyUp", **facts)
+
+    def walk_to(self, expression: str) -> None:
+        """Press Tab until an expression about the page is true."""
+        for _ in range(200):
+            if self.ask(expression) is True:
+                return
+            self.press("Tab")
+        raise AssertionError(f"not reached by Tab: {expression}")

@@ -186,7 +186,10 @@ def test_a_model_that_takes_neither_says_what_it_was_given():
         quiet("fedavg", blobs(), model=Bag, rounds=1)
 
 
-@pytest.mark.parametrize(("data", "model"), [(sentences, Bag), (counts, lambda: nn.Linear(6, 2))])
+@pytest.mark.parametrize(
+    ("data", "model"), [(sentences, Bag), (sentences, gru), (sentences, lstm), (sentences, encoder),
+                        (counts, lambda: nn.Linear(6, 2))],
+)  # fmt: skip
 def test_a_stored_model_takes_the_same_samples(tmp_path, data, model):
     found = quiet("fedavg", data(), model=model, rounds=1)
     trained = load(save(found, tmp_path), model=model)

@@ -61,6 +61,20 @@ def test_among_many_clients_few_are_named_by_chance(tmp_path):
 
 
 # --------------------------------------------------------------------------- headlines
+def test_one_client_alone_is_said_to_be_alone(tmp_path):
+    for method in ("fedavg", "qffl", "local_only"):
+        made(tmp_path / "r", method, np.array([0.7]))
+    assert tell(one_study(tmp_path / "r")).sentences == [
+        "There is one client only: fairness between clients cannot be judged."
+    ]
+
+
+def test_no_change_is_not_told_as_a_spread(tmp_path):
+    study = one_study(make_runs(tmp_path, {"fedavg": FEDAVG, "qffl": FEDAVG}))
+    (worst,) = [answer for question, answer in tell(study).reasons if question == "Who was worst?"]
+    assert worst.endswith("Under qffl d is worst with all 3 seeds: 60.0 %, as under fedavg.")
+
+
 def test_the_headline_tells_who_was_worst_what_happened_and_who_paid(tmp_path):
     fair, level, own = [0.94, 0.93, 0.90, 0.70], [0.60] * 4, [0.80, 0.80, 0.92, 0.50]
     study = one_study(make_runs(tmp_path, {"fedavg": FEDAVG, "qffl": fair, "afl": level, "local_only": own}))

@@ -8,6 +8,7 @@ import re
 import shutil
 from html import escape
 from html.parser import HTMLParser
+from itertools import combinations
 
 import numpy as np
 import pyarrow as pa
@@ -24,6 +25,7 @@ from equipoise.study.report import svg, tables
 from equipoise.study.report.alternatives import describe
 from equipoise.study.report.charts import (
     COLOURS,
+    GREY,
     NEGATIVE,
     NEGATIVE_ON_DARK,
     UNCHANGED,
@@ -36,9 +38,10 @@ from equipoise.study.report.charts import (
     choose_ticks,
     count_in_bins,
     find_extent,
+    place_labels,
 )
 from equipoise.study.report.figures import DEFINITIONS, Rules, group_studies
-from equipoise.study.report.page import build_page, write
+from equipoise.study.report.page import build_page, read_style, write
 from equipoise.study.report.paper import save_chart
 from equipoise.study.report.plots import MOST_ROWS, PLOTS, draw_charts, draw_partitions
 from equipoise.study.report.sweeps import find_sweeps
@@ -129,7 +132,7 @@ def test_each_reason_alone_can_fail():
         assert [reason.word == "passed" for reason in found.reasons] == expected, after
         assert found.word == ("passed" if all(expected) else "failed")  # one seed: nothing is undecided
     pushed = judge("m", NAMES, FEDAVG, np.array([0.95, 0.95, 0.89, 0.65]), own)
-    assert "1 of 4 clients were pushed below what training alone gives: c" in pushed.reasons[3].text
+    assert "1 of 4 clients fell below what training alone gives: c" in pushed.reasons[3].text
 
 
 def test_what_the_seeds_may_have_done_is_neither_a_rise_nor_a_fall():
@@ -152,7 +155,7 @@ def test_what_the_seeds_may_have_done_is_neither_a_rise_nor_a_fall():
     mixed = judge("m", NAMES, base, both, np.tile([0.94, 0.92, 0.0, 0.0], (3, 1)))
     assert mixed.reasons[2].text.endswith(": b; 1 more only within the spread of seeds")
     assert mixed.reasons[3].text == (
-        "1 of 4 clients were pushed below what training alone gives: b; 1 more only within the spread of seeds"
+        "1 of 4 clients fell below what training alone gives: b; 1 more only within the spread of seeds"
     )
 
 
@@ -239,7 +242,7 @@ def test_the_page_is_whole_and_alone(comparison, tmp_path):
     text = files[0].read_text()
     for word in (
         "Validation data choose qffl",
-        "qffl lifts the worst client (d) from 60.0 to 70.0 %",
+        "qffl lifts the worst client (d) from 60.0 to 70.0&nbsp;%",
         "Levelling down",
         "the average fell by 24.5 points",
     ):
@@ -478,6 +481,7 @@ def test_every_plot_can_be_drawn_for_a_paper(comparison, tmp_path):
 
 def test_axes():
     assert choose_ticks(-0.3, 12.1) == [0.0, 5.0, 10.0]
+    assert choose_ticks(-2.0, 102.0) == [0.0, 20.0, 40.0, 60.0, 80.0, 100.0]  # not 0, 50 and 100
     assert count_in_bins([0.0, 0.1, 1.0], 0.0, 1.0, 2)[1] == pytest.approx([2 / 3, 1 / 3])
     (_, _), (low, high) = find_extent(Panel("", [Bars("x", [0.0], [5.0])]))
     assert low == 0  # bars stand on zero
@@ -491,6 +495,23 @@ def test_other_intervals_of_evaluation_are_another_section(tmp_path):
     made(tmp_path / "r", "fedavg", curve, eval_every=1)
     made(tmp_path / "r", "fedavg", curve[:1], eval_every=2, rounds=2, seed=1)
     assert len(group_studies(read_all([tmp_path / "r"])[0])) == 2
+
+
+def test_runs_that_end_when_they_are_flat_have_different_lengths(tmp_path):
+    for seed, rounds in enumerate((3, 5)):
+        for method, lift in (("fedavg", 0.0), ("qffl", 0.1)):
+            curve = np.linspace(FEDAVG - 0.3, FEDAVG, rounds) + lift * (NAMES.index("d") == np.arange(4))
+            made(tmp_path / "r", method, curve, seed=seed, names=NAMES, rounds=200, until_flat=True)
+    study = one_study(tmp_path / "r")
+    rounds, (first, second) = study.align("fedavg")
+    assert rounds.tolist() == [1, 2, 3, 4, 5]
+    assert first[-1].tolist() == first[2].tolist() == pytest.approx(FEDAVG)  # what has ended keeps its values
+    assert len(second) == 5
+    chart = PLOTS["convergence"](study)
+    assert {len(mark.x) for panel in chart.panels for mark in panel.marks} == {5}
+    text = build_page([study])
+    assert "4 clients, at most 200 rounds" in text
+    assert "qffl lifts the worst client (d) from 60.0 to 70.0" in text
 
 
 def test_a_site_without_a_final_score_is_named_and_moves_no_other(tmp_path):
@@ -530,6 +551,74 @@ def test_no_change_is_drawn_as_none():
     same = text.split('data-note="same"')[1].split("</g>")[0]
     assert "<path" not in same  # no head that points anywhere
     assert "<line" not in same
+
+
+# How people without one of the three kinds of cones see red, green and blue light (Machado et al. 2009), and how all do.
+SIGHTS = [
+    [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+    [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.01182, 0.04294, 0.968881]],
+    [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.3039]],
+    np.eye(3),
+]
+
+
+def see(colour, sight):
+    """A colour in CIELAB, in which distances are those that a reader sees."""
+    light = np.array([int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)])
+    light = np.where(light <= 0.04045, light / 12.92, ((light + 0.055) / 1.055) ** 2.4)
+    to_xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+    share = to_xyz @ np.clip(np.array(sight) @ light, 0, 1) / np.array([0.9505, 1, 1.089])
+    x, y, z = np.where(share > 0.008856, np.cbrt(share), 7.787 * share + 16 / 116)
+    return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+
+def tell_apart(first, second):
+    return min(np.linalg.norm(see(first, sight) - see(second, sight)) for sight in SIGHTS)
+
+
+def test_colours_are_told_apart_by_colour_blind_readers():
+    for first, second in combinations(COLOURS, 2):
+        assert tell_apart(first, second) > 15, (first, second)
+    for colour in COLOURS:
+        assert all(tell_apart(colour, other) > 10 for other in (GREY, NEGATIVE, NEGATIVE_ON_DARK)), colour
+
+
+def test_training_alone_and_lines_that_help_have_colours_of_their_own(tmp_path):
+    for method in ("fedavg", *"ABCDEFGHI", "local_only", "centralised"):
+        made(tmp_path / "r", method, FEDAVG + draw_noise(method))
+    study = one_study(tmp_path / "r")
+    rivals = [m for m in study.methods if m not in ("local_only", "centralised")]
+    assert [study.colour(method) for method in rivals] == list(range(10))
+    text = svg.draw_svg(PLOTS["pareto"](study))
+    keys = dict(re.findall(r'class="key ([\w ]+)" data-s="([^"]+)"', text))
+    assert {"grey": "local_only", "grey again": "centralised", "ink": "Pareto front"}.items() <= keys.items()
+    assert len(keys) == 13  # nobody shares colour and style with another
+    bars = svg.draw_svg(PLOTS["losses"](study))
+    assert 'class="key c0 again"' in bars  # drawn as outlines
+    assert ".s.again>rect" in read_style()
+
+
+def draw_noise(method):
+    return np.random.default_rng(ord(method[0])).uniform(-0.05, 0.05, 4)
+
+
+def test_names_beside_points_overlap_nothing():
+    draw = np.random.default_rng(0)
+    points = [(float(x), float(y)) for x, y in draw.uniform(0, 200, (20, 2))]
+    widths, bounds = [60.0] * len(points), (0, 200)
+    places = place_labels(points, widths, 14, bounds)
+    written = [place for place in places if place is not None]
+    assert 5 < len(written) < len(points)  # where there is no room, none is written
+    for (a, b), (c, d) in combinations(written, 2):
+        assert abs(a - c) >= 60 or abs(b - d) >= 14
+    for k, place in enumerate(places):
+        others = [spot for i, spot in enumerate(points) if i != k]
+        assert place is None or not any(abs(place[0] - x) < 36 and abs(place[1] - y) < 13 for x, y in others)
+
+
+def test_a_slow_first_round_is_not_what_a_round_takes(tmp_path):
+    made(tmp_path / "r", "fedavg", np.stack([FEDAVG] * 3), seconds_per_round=[9.0, 0.5, 0.5])
+    assert one_study(tmp_path / "r").table["fedavg"]["seconds per round"].mean == 0.5
 
 
 def test_negative_values_have_a_colour_that_no_method_has_and_a_stroke():

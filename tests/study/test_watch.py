@@ -396,7 +396,7 @@ def test_in_a_browser_the_page_renews_itself_and_keeps_what_the_reader_chose(beg
         assert tab.ask("document.title") == "Equipoise: live"  # no name was run as a script
         assert tab.ask("document.querySelectorAll('main script, main img').length") == 0
         for width in (1200, 390):
-            tab.photograph(tmp_path / f"{width}.png", width=width)
+            tab.resize(width)
             assert tab.ask("document.documentElement.scrollWidth") <= width  # nothing sticks out
         # while text is selected, the page waits
         tab.ask("getSelection().selectAllChildren(document.querySelector('h1'))")

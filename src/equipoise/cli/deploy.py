@@ -12,16 +12,19 @@ import typer
 from rich.markup import escape
 from rich.table import Table
 
+from equipoise.cli.options import TrainingOptions, spread_options
 from equipoise.cli.screens import say_notes, screen
 from equipoise.errors import EquipoiseError
-from equipoise.grammar import join_words, split_list
+from equipoise.grammar import Mistakes, join_words, split_list
 
 app = typer.Typer(help="Take a method to real sites, with Flower.", no_args_is_help=True)
 
 
 @app.command()
+@spread_options
 def init(
     folder: Annotated[Path, typer.Argument(help="a new folder for the app", metavar="DIR")],
+    *,
     data: Annotated[
         str,
         typer.Option(
@@ -30,30 +33,42 @@ def init(
     ] = "",
     method: Annotated[str, typer.Option(help="a method, for example 'eagle + fedheal(tau=0.3)'")] = "fedavg",
     sites: Annotated[
-        int | None, typer.Option(help="how many sites there are [default: the data set's clients, or 3]")
+        int | None, typer.Option(help="how many sites there are (default: the data set's clients, or 3)")
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="federated rounds [default: the data's]")] = None,
+    rounds: Annotated[int | None, typer.Option(help="federated rounds (default: the data's)")] = None,
     participation: Annotated[
-        float | None, typer.Option(help="share of the sites in each round [default: the data's]")
+        float | None, typer.Option(help="share of the sites in each round (default: the data's)")
     ] = None,
     hold_out: Annotated[
         str, typer.Option(help="sites that never train and are only scored: how many, or names of sites or domains")
     ] = "",
     seed: Annotated[int, typer.Option(help="seed of everything random")] = 0,
-    model: Annotated[str | None, typer.Option(help="a model [default: the data's]")] = None,
-    lr: Annotated[float | None, typer.Option(help="local learning rate [default: the data's]")] = None,
-    epochs: Annotated[int | None, typer.Option(help="local epochs per round [default: the data's]")] = None,
-    steps: Annotated[int | None, typer.Option(help="local steps per round, instead of epochs")] = None,
-    batch: Annotated[str | None, typer.Option(help="batch size, or `full` [default: the data's]")] = None,
-    schedule: Annotated[
-        str | None, typer.Option(help="local learning rate over rounds, for example 'warmup(rounds=5) + cosine'")
+    model: Annotated[
+        str | None,
+        typer.Option(help="a model, or your own, whose file the app carries: mynet.py:Net (default: the data's)"),
     ] = None,
+    loss: Annotated[
+        str, typer.Option(help="what sites minimise, for example 'huber(delta=1)' (default: what the data ask for)")
+    ] = "",
+    metrics: Annotated[
+        str, typer.Option(help="record these, too, separated by commas: precision, recall, f1, auc, pr_auc")
+    ] = "",
+    training: TrainingOptions,
     schema: Annotated[Path | None, typer.Option(help="schema.json that the sites agreed on")] = None,
-    label: Annotated[str | None, typer.Option(help="label column [default: label]")] = None,
-    ignore: Annotated[str | None, typer.Option(help="columns to leave out, separated by commas")] = None,
+    label: Annotated[str | None, typer.Option(help="label column of --data (default: label)")] = None,
+    target: Annotated[
+        str | None, typer.Option(help="columns of --data to predict instead of classes, separated by commas")
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option(help="column of --data that puts rows into groups to be compared")
+    ] = None,
+    ignore: Annotated[str | None, typer.Option(help="columns of --data to leave out, separated by commas")] = None,
+    drop_missing: Annotated[
+        bool, typer.Option("--drop-missing", help="let sites leave out rows with a missing value")
+    ] = False,
     round_timeout: Annotated[float, typer.Option(help="seconds that a round waits for answers")] = 600.0,
     min_sites: Annotated[
-        int | None, typer.Option(help="a round with fewer answers does not count [default: half]")
+        int | None, typer.Option(help="a round with fewer answers does not count (default: half)")
     ] = None,
     too_few: Annotated[str, typer.Option(help="what happens to such a round: repeat or skip")] = "repeat",
     guard: Annotated[
@@ -71,7 +86,7 @@ def init(
     tls: Annotated[
         bool | None,
         typer.Option(
-            "--tls/--no-tls", help="encrypted connections and keys for sites [default: unless on one machine]"
+            "--tls/--no-tls", help="encrypted connections and keys for sites (default: unless on one machine)"
         ),
     ] = None,
 ) -> None:
@@ -91,20 +106,36 @@ def init(
             "Say what is learnt from: --data scanners, --data a-file-like-the-sites.csv, or --schema schema.json."
         )
     example = bool(data) and is_path(data)  # an example of the sites' own data: the app gets only its schema
+    columns = {"label": label, "target": target, "group": group, "ignore": ignore}
+    useless = [f"--{name}" for name, value in columns.items() if value and not example]
+    if useless:
+        raise EquipoiseError(
+            f"Columns are named for an example of the sites' tables (--data site.csv); a schema, or a data set of the library, "
+            f"has its own. Leave out: {join_words(useless)}."
+        )
+    if drop_missing and data and not example:
+        raise EquipoiseError(
+            f"--drop-missing is for tables of the sites' own, and `{data}` is a data set of the library."
+        )
     if sites is None:
         sites = len(load_federation(data)) if data and not example else 3
     given = {
         "method": method, "sites": sites, "participation": participation, "hold_out": hold_out or None,
-        "seed": seed, "rounds": rounds, "model": model, "lr": lr, "epochs": epochs, "steps": steps,
-        "batch": int(batch) if batch and batch.isdecimal() else batch, "schedule": schedule,
+        "seed": seed, "rounds": rounds, "model": model, "loss": loss, "metrics": metrics, "drop_missing": drop_missing,
         "round_timeout": round_timeout, "min_sites": min_sites, "too_few": too_few, "guard": guard, "protection": protection,
         "site_state": site_state, "data": "" if example else data,
     }  # fmt: skip
-    plan = Plan.from_config({name: value for name, value in given.items() if value is not None})
+    mistakes = Mistakes()
+    changes = training.check_changes(mistakes)
+    mistakes.refuse()
+    trained = {name: "full" if name == "batch" and value is None else value for name, value in changes.items()}
+    plan = Plan.from_config({name: value for name, value in (given | trained).items() if value is not None})
     agreed = None
     if example:
-        file = None if schema is None else str(schema)
-        agreed = own(data, site="example", label=label, ignore=tuple(split_list(ignore or "")), schema=file).schema
+        agreed = own(
+            data, site="example", label=label, target=tuple(split_list(target or "")), group=group,
+            ignore=tuple(split_list(ignore or "")), schema=None if schema is None else str(schema), drop_missing=drop_missing,
+        ).schema  # fmt: skip
     elif schema is not None:
         agreed = Schema.read(schema).as_json()
     commands = list_steps(plan, folder, address, tls)

@@ -33,7 +33,7 @@ Dataset = Annotated[
     ),
 ]
 Out = Annotated[Path, typer.Option("--out", "-o", help="where run folders go")]
-DataDir = Annotated[Path | None, typer.Option(help="folder with the data sets' files [default: $EQUIPOISE_DATA]")]
+DataDir = Annotated[Path | None, typer.Option(help="folder with the data sets' files (default: $EQUIPOISE_DATA)")]
 Plugins = Annotated[
     list[Path] | None, typer.Option(help="a Python file with methods of your own, imported first; may be repeated")
 ]
@@ -95,7 +95,7 @@ class DataOptions:
     """Options that say where the data are, and how a user's own data are read."""
 
     data_dir: DataDir = None
-    label: Annotated[str | None, typer.Option(help="label column [default: label]", rich_help_panel=OWN)] = None
+    label: Annotated[str | None, typer.Option(help="label column (default: label)", rich_help_panel=OWN)] = None
     target: Annotated[
         str | None,
         typer.Option(
@@ -111,8 +111,8 @@ class DataOptions:
     group_in_model: Annotated[
         bool, typer.Option("--group-in-model", help="let the model see the group column, too", rich_help_panel=OWN)
     ] = False
-    client: Annotated[str | None, typer.Option(help="client column [default: client]", rich_help_panel=OWN)] = None
-    domain: Annotated[str | None, typer.Option(help="domain column [default: domain]", rich_help_panel=OWN)] = None
+    client: Annotated[str | None, typer.Option(help="client column (default: client)", rich_help_panel=OWN)] = None
+    domain: Annotated[str | None, typer.Option(help="domain column (default: domain)", rich_help_panel=OWN)] = None
     image_size: Annotated[
         int | None, typer.Option(help="side of the square images, in pixels", rich_help_panel=OWN)
     ] = None
@@ -153,10 +153,10 @@ class DataOptions:
 class TrainingOptions:
     """Options that change the local training that a data set comes with."""
 
-    lr: Annotated[float | None, typer.Option(help="local learning rate [default: the data set's]")] = None
-    epochs: Annotated[int | None, typer.Option(help="local epochs per round [default: the data set's]")] = None
+    lr: Annotated[float | None, typer.Option(help="local learning rate (default: the data set's)")] = None
+    epochs: Annotated[int | None, typer.Option(help="local epochs per round (default: the data set's)")] = None
     steps: Annotated[int | None, typer.Option(help="local steps per round, instead of epochs")] = None
-    batch: Annotated[str | None, typer.Option(help="batch size, or `full` [default: the data set's]")] = None
+    batch: Annotated[str | None, typer.Option(help="batch size, or `full` (default: the data set's)")] = None
     momentum: Annotated[float | None, typer.Option(help="momentum of the local optimizer")] = None
     weight_decay: Annotated[float | None, typer.Option(help="weight decay of the local optimizer")] = None
     optimizer: Annotated[str | None, typer.Option(help="any optimizer of torch.optim")] = None
@@ -184,21 +184,21 @@ class TrainingOptions:
 class BasicOptions:
     """Options of all runs, whatever is done with them."""
 
-    rounds: Annotated[int | None, typer.Option(help="federated rounds [default: the data set's]")] = None
+    rounds: Annotated[int | None, typer.Option(help="federated rounds (default: the data set's)")] = None
     participation: Annotated[
-        float | None, typer.Option(help="share of the clients in each round [default: the data set's]")
+        float | None, typer.Option(help="share of the clients in each round (default: the data set's)")
     ] = None
     model: Annotated[
         str | None,
         typer.Option(
-            help="model, for example 'mlp(hidden=(64,))', or your own: mynet.py:Net [default: the data set's]"
+            help="model, for example 'mlp(hidden=(64,))', or your own: mynet.py:Net (default: the data set's)"
         ),
     ] = None
     loss: Annotated[
         str | None,
         typer.Option(
             help="what clients minimise: cross_entropy, binary, multilabel, squared, absolute or 'huber(delta=1)' "
-            "[default: what the data ask for]"
+            "(default: what the data ask for)"
         ),
     ] = None
     device: Annotated[str, typer.Option(help="cpu, cuda or mps")] = "cpu"
@@ -207,7 +207,7 @@ class BasicOptions:
         str, typer.Option(help="auto, inline, vectorised, processes; distributed, if started by torchrun")
     ] = "auto"
     eval_clients: Annotated[
-        int | None, typer.Option(help="score so many clients, drawn by the seed [default: all]")
+        int | None, typer.Option(help="score so many clients, drawn by the seed (default: all)")
     ] = None
     hold_out: Annotated[
         str,

@@ -34,17 +34,17 @@ def reproduce(
     ] = None,
     preset: Annotated[
         str | None,
-        typer.Option(help="`paper` is the paper's protocol, `cpu` a smaller one [default: cpu, if there is one]"),
+        typer.Option(help="`paper` is the paper's protocol, `cpu` a smaller one (default: cpu, if there is one)"),
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option(help="how many seeds (3 is 0,1,2), or a list [default: the preset's]")
+        str | None, typer.Option(help="how many seeds (3 is 0,1,2), or a list (default: the preset's)")
     ] = None,
     only: Annotated[str | None, typer.Option(help="run these rows only, separated by commas")] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="say what would run, and how long it takes by a few measured steps")
     ] = False,
     stored: Annotated[bool, typer.Option("--stored", help="run nothing: show what finished runs say so far")] = False,
-    workers: Annotated[int | None, typer.Option(help="runs at a time [default: the number of cores]", min=1)] = None,
+    workers: Annotated[int | None, typer.Option(help="runs at a time (default: the number of cores)", min=1)] = None,
     data_dir: DataDir = None,
     out: Annotated[
         Path, typer.Option("-o", "--out", help="where run folders go; results go to `reproduced` in it")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -19,7 +19,8 @@ from equipoise.metrics import PLUS_MINUS, UNSEEN, figures
 from equipoise.runs.reading import Recorded
 from equipoise.schedules import CONSTANT
 from equipoise.study.comparison import Comparison
-from equipoise.study.report.figures import Study
+from equipoise.study.report.converged import judge_runs
+from equipoise.study.report.figures import Study, group_studies
 from equipoise.study.report.groups import build_gap_table, list_gaps, list_group_names, read_tallies, say_positive
 from equipoise.study.report.view import average_by_domain
 
@@ -32,40 +33,63 @@ FURTHER = {
 }  # fmt: skip
 
 
-def draw_run(run: Recorded) -> Table:
-    """A table of what every domain and client got from a stored run."""
+def draw_run(run: Recorded) -> list[RenderableType]:
+    """A table of what every domain and client got from a stored run, and one of the figures over them."""
     data = run.manifest["data"]
     rounds = run.curve()[0]
     more = [metric for metric in FURTHER if metric in run.metrics]
     last = {metric: _find_last(run, metric) for metric in (run.score, "loss", *more)}
-    table = Table(
-        "domain", "client", "samples", run.score, "loss", *(FURTHER[m] for m in more), title_justify="left",
-        title=f"{escape(run.method)} on {escape(data['name'])}, {run.manifest['evaluated']['model']} model, test data, "
-        f"round {rounds[-1] if len(rounds) else run.rounds_done}",
-    )  # fmt: skip
+    unseen = {metric: _find_last(run, metric, UNSEEN) for metric in last} if run.unseen else {}
+    has_domains = any(client["domain"] for client in data["clients"])
+    title = f"{run.method} on {data['name']}, {run.manifest['evaluated']['model']} model, test data, "
+    title += f"round {rounds[-1] if len(rounds) else run.rounds_done}"
+    table = Table(title=escape(title), title_justify="left")
+    for head in (
+        *(["domain"] if has_domains else []),
+        "client",
+        "samples",
+        run.score,
+        "loss",
+        *(FURTHER[m] for m in more),
+    ):
+        table.add_column(head, overflow="fold")
     samples = {client["name"]: client["train"] for client in data["clients"]}
-    for domain in dict.fromkeys(run.domains):
-        for name in (name for name, its in zip(run.clients, run.domains, strict=True) if its == domain):
-            table.add_row(escape(domain), escape(name), str(samples[name]), *_list_scores(run, last, name))
+    rows = [(domain, name) for domain in dict.fromkeys(run.domains)
+            for name, its in zip(run.clients, run.domains, strict=True) if its == domain]  # fmt: skip
+    for domain, name in rows:
+        first = [escape(domain)] if has_domains else []
+        table.add_row(*first, escape(name), str(samples[name]), *_list_scores(run, last, name))
     table.add_section()
-    scores = np.array([last[run.score].get(client, np.nan) for client in run.clients])
-    over = [("clients", list(last[run.score].values()))]
-    if any(client["domain"] for client in data["clients"]):
-        over.append(("domains", list(average_by_domain(scores, run.domains).values())))
-    for what, values in over:
-        table.add_row(f"[bold]over {what}[/]", "", "", f"[bold]{_sum_up(values)}[/]", "")
+    for domain, name in zip(run.unseen_domains, run.unseen, strict=True):
+        first = [escape(domain)] if has_domains else []
+        table.add_row(*first, f"{escape(name)} (unseen)", "-", *_list_scores(run, unseen, name))
+    over = {"over clients": list(last[run.score].values())}
+    if has_domains:
+        scores = np.array([last[run.score].get(client, np.nan) for client in run.clients])
+        over["over domains"] = list(average_by_domain(scores, run.domains).values())
     if run.unseen:
-        table.add_section()
-        unseen = {metric: _find_last(run, metric, UNSEEN) for metric in last}
-        for domain, name in zip(run.unseen_domains, run.unseen, strict=True):
-            table.add_row(escape(domain), f"{escape(name)} (unseen)", "-", *_list_scores(run, unseen, name))
-        table.add_row("[bold]over unseen[/]", "", "", f"[bold]{_sum_up(unseen[run.score].values())}[/]", "")
-        table.add_section()
+        over["over unseen"] = list(unseen[run.score].values())
     for metric in run.metrics:
         if metric.startswith(f"{run.score} of the "):
-            means = average_by_domain(run.curve(metric)[1][-1], run.domains).values()
-            table.add_row(f"{metric.removeprefix(f'{run.score} of the ')}, over domains", "", "", _sum_up(means), "")
+            name = f"{metric.removeprefix(f'{run.score} of the ')}, over domains"
+            over[name] = list(average_by_domain(run.curve(metric)[1][-1], run.domains).values())
+    return [table, _draw_figures(over)]
+
+
+def _draw_figures(over: Mapping[str, Sequence[float]]) -> Table:
+    """A row of figures, in percent, for each of several lists of scores."""
+    table = Table("", "AVG", "STD (ddof 0)", "MIN")
+    for name, values in over.items():
+        found = figures([100 * value for value in values])
+        table.add_row(escape(name), *(f"[bold]{value:.1f}[/]" for value in (found.avg, found.std, found.min)))
     return table
+
+
+def show_run(run: Recorded) -> list[RenderableType]:
+    """All that is told of one stored run: who got what, groups of samples, and whether it has converged."""
+    studies = group_studies([run])
+    told = [f"Convergence: {judge_runs(study, method).together}." for study in studies for method in study.methods]
+    return [*draw_run(run), *draw_groups(run), *map(escape, told)]
 
 
 def draw_groups(run: Recorded) -> list[RenderableType]:
@@ -128,11 +152,6 @@ def _show_further(value: float | None) -> str:
     return _shown(value, 1, ",.0f" if value is not None and abs(value) >= 1000 else ".3f")
 
 
-def _sum_up(values: Iterable[float]) -> str:
-    f = figures([100 * v for v in values])
-    return f"AVG {f.avg:.1f}  STD {f.std:.1f} (ddof 0)  MIN {f.min:.1f}"
-
-
 def draw_comparison(table: Comparison, name: str, over: str = "domains", score: str = "accuracy") -> RenderableType:
     """A comparison as the widest table that fits the terminal. Its figures are over domains, or over clients.
 
@@ -142,32 +161,49 @@ def draw_comparison(table: Comparison, name: str, over: str = "domains", score: 
     plain = tuple(column for column in table.columns if column in ("AVG", "STD", "MIN"))
     for columns, spreads in ((table.columns, table.columns), (table.columns, plain), (plain, plain)):
         shown = _draw_columns(table, name, over, score, columns, spreads)
-        if Measurement.get(screen, screen.options.update(width=10_000), shown).maximum <= screen.width:
+        if _fits(shown):
             return shown
-    shown.columns[0].no_wrap = False
-    shown.columns[0].overflow = "fold"
-    return shown
+    return _break_methods(shown)
+
+
+def _fits(table: Table) -> bool:
+    """Whether the terminal is wide enough for a table."""
+    return Measurement.get(screen, screen.options.update(width=10_000), table).maximum <= screen.width
+
+
+def _break_methods(table: Table) -> Table:
+    """The table with the names in its first column broken into lines, where that makes it fit."""
+    table.columns[0].no_wrap = False
+    table.columns[0].overflow = "fold"
+    return table
 
 
 def draw_gaps(study: Study) -> list[RenderableType]:
     """A table of the gaps between groups of samples, a row per method; empty without groups.
 
-    If it is too wide for the terminal, it is shown without the worst clients.
+    If it is too wide for the terminal, it is shown without the worst clients, then with the gaps alone. If it is too wide
+    even so, the names of methods are broken: a figure is never cut off.
     """
     column, names = list_group_names(study.any)
     if not names:
         return []
     head, rows = build_gap_table(study)
-    for columns in (head, [name for name in head if not name.startswith("worst client")]):
+    few = [name for name in head if not name.startswith("worst client")]
+    fewest = [name for name in few if name not in ("gap in loss", "worst group")]
+    for columns in (head, few, fewest):
         shown = Table(
-            *map(escape, columns), title_justify="left",
-            title=escape(f"Gaps between groups of {column} ({', '.join(names)}) in points, over all clients' test samples"),
-        )  # fmt: skip
+            title_justify="left",
+            title=escape(
+                f"Gaps between groups of {column} ({', '.join(names)}) in points, over all clients' test samples"
+            ),
+        )
+        for name in columns:
+            shown.add_column(escape(name.replace(" ", "\n")), no_wrap=True)
         for row in rows:
             shown.add_row(*(escape(cell) for name, cell in zip(head, row, strict=True) if name in columns))
-        if Measurement.get(screen, screen.options.update(width=10_000), shown).maximum <= screen.width:
-            break
-    return [shown]
+        if _fits(shown):
+            return [shown]
+    return [_break_methods(shown)]
 
 
 def _draw_columns(

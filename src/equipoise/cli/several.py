@@ -33,16 +33,16 @@ class SpreadOptions:
         bool, typer.Option("--slurm", help="hand the runs to a Slurm cluster's queue", rich_help_panel=SPREAD)
     ] = False
     slurm_jobs: Annotated[
-        int | None, typer.Option(help="jobs that share the runs [default: one per run]", rich_help_panel=SPREAD)
+        int | None, typer.Option(help="jobs that share the runs (default: one per run)", rich_help_panel=SPREAD)
     ] = None
     slurm_partition: Annotated[
-        str | None, typer.Option(help="partition [default: the cluster's]", rich_help_panel=SPREAD)
+        str | None, typer.Option(help="partition (default: the cluster's)", rich_help_panel=SPREAD)
     ] = None
     slurm_minutes: Annotated[
         int, typer.Option(help="time limit of a job, which is queued again when it is reached", rich_help_panel=SPREAD)
     ] = 60
     slurm_memory: Annotated[
-        float | None, typer.Option(help="memory of a job, in GB [default: the cluster's]", rich_help_panel=SPREAD)
+        float | None, typer.Option(help="memory of a job, in GB (default: the cluster's)", rich_help_panel=SPREAD)
     ] = None
     slurm_cpus: Annotated[int, typer.Option(help="cores of a job: runs at a time", rich_help_panel=SPREAD)] = 2
     slurm_gpus: Annotated[int, typer.Option(help="GPUs of a job", rich_help_panel=SPREAD)] = 0

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from equipoise.study.report.view import View
 
 Folders = Annotated[list[Path], typer.Argument(help="run folders, or folders that hold them")]
-Reference = Annotated[str | None, typer.Option(help="the method that the others are compared with [default: fedavg]")]
+Reference = Annotated[str | None, typer.Option(help="the method that the others are compared with (default: fedavg)")]
 DAMAGED = 1  # the exit code of `runs --verify` if a folder is damaged
 OBJECTED = 1  # the exit code of `verdict` if what --fail-on names was found
 
@@ -159,7 +159,7 @@ def plot(
 
 
 def runs(
-    folders: Annotated[list[Path] | None, typer.Argument(help="where to look [default: runs]")] = None,
+    folders: Annotated[list[Path] | None, typer.Argument(help="where to look (default: runs)")] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="look at the checksums of all files; exit with 1 if one is damaged")
     ] = False,

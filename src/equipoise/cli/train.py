@@ -30,7 +30,7 @@ from equipoise.cli.screens import STOPPED, errors, say_notes, say_seconds, say_s
 from equipoise.cli.several import SpreadOptions, submit_and_say
 from equipoise.cli.tune import carry_out_and_show
 from equipoise.errors import EquipoiseError, EquipoiseWarning
-from equipoise.grammar import split_list
+from equipoise.grammar import say_count, split_list
 
 if TYPE_CHECKING:
     from equipoise.data import Federation
@@ -68,7 +68,7 @@ def run(
     ] = False,
 ) -> None:
     """Train one method, and show what every domain and client got; or do all runs of an experiment file (TOML)."""
-    from equipoise.cli.results import draw_groups, draw_run
+    from equipoise.cli.results import show_run
     from equipoise.runs.reading import read
     from equipoise.study.experiment import read_experiment
     from equipoise.study.jobs import begin, find_finished, run_and_record
@@ -96,7 +96,7 @@ def run(
     if finished is not None and not company.leads:
         return
     if finished is not None:
-        for shown in (draw_run(read(finished)), *draw_groups(read(finished))):
+        for shown in show_run(read(finished)):
             screen.print(shown)
         screen.print(
             f"This run was finished before, and stays. --again does it anew. Records: {finished}", soft_wrap=True
@@ -130,7 +130,7 @@ def run(
             _say_how_to_resume(checkpoint, is_alone=company.ranks is None)
             raise typer.Exit(STOPPED) from None
     say_notes((*data.notes, *result.warnings))
-    for shown in (draw_run(read(place)), *draw_groups(read(place))):
+    for shown in show_run(read(place)):
         screen.print(shown)
     screen.print(f"{say_seconds(result.seconds)} with the {result.runner} runner. Records: {place}", soft_wrap=True)
 
@@ -163,10 +163,10 @@ def compare(
     own: DataOptions,
     spread: SpreadOptions,
     methods: Annotated[
-        str | None, typer.Option(help=f"methods, separated by commas, or `all` [default: {COMPARED}]")
+        str | None, typer.Option(help=f"methods, separated by commas, or `all` (default: {COMPARED})")
     ] = None,
     seeds: Annotated[str, typer.Option(help="how many seeds (3 is 0,1,2), or a list such as 0,42,100")] = "3",
-    workers: Annotated[int | None, typer.Option(help="runs at a time [default: the number of cores]", min=1)] = None,
+    workers: Annotated[int | None, typer.Option(help="runs at a time (default: the number of cores)", min=1)] = None,
 ) -> None:
     """Train several methods with several seeds; print one table, and write the report.
 
@@ -213,9 +213,12 @@ def _execute(experiment: Experiment, out: Path, workers: int | None, spread: Spr
         counts = len({job.method for job in mine}), len({job.seed for job in mine})
         trained = data.hold_out(mine[0].hold_out)
         domains = {client.domain for client in trained.clients if client.domain}
-        held = f"{len(trained)} clients, {len(domains)} domains" if domains else f"{len(trained)} clients"
-        held += f", {len(trained.unseen)} held out" if trained.unseen else ""
-        screen.print(f"{held}, {counts[0]} methods x {counts[1]} seeds, {totals[jobs.index(mine[0])]} rounds each.")
+        held = [say_count(len(trained), "client")]
+        held += [say_count(len(domains), "domain")] if domains else []
+        held += [f"{len(trained.unseen)} held out"] if trained.unseen else []
+        held += [f"{say_count(counts[0], 'method')} x {say_count(counts[1], 'seed')}"]
+        most = "at most " if mine[0].until_flat else ""
+        screen.print(f"{', '.join(held)}, {most}{say_count(totals[jobs.index(mine[0])], 'round')} each.")
     outcomes, failures, stopped = do_runs(jobs, totals, out, workers)
     _say_what_was_noted(experiment, outcomes, failures)
     if outcomes and share.is_whole:

@@ -28,15 +28,15 @@ def tune(
     training: TrainingOptions,
     own: DataOptions,
     trials: Annotated[
-        int | None, typer.Option(help="points of its space that each contestant tries [default: 16]")
+        int | None, typer.Option(help="points of its space that each contestant tries (default: 16)")
     ] = None,
     minutes: Annotated[float | None, typer.Option(help="minutes of computing, instead of --trials")] = None,
     methods: Annotated[
         str | None,
-        typer.Option(help="parts of compositions, separated by commas [default: all that say what they add]"),
+        typer.Option(help="parts of compositions, separated by commas (default: all that say what they add)"),
     ] = None,
     rivals: Annotated[
-        str | None, typer.Option(help="methods to be beaten, besides fedavg [default: the five papers']")
+        str | None, typer.Option(help="methods to be beaten, besides fedavg (default: the five papers')")
     ] = None,
     seeds: Annotated[int, typer.Option(help="fresh seeds with which the winner and its rivals are judged")] = 3,
     objective: Annotated[

@@ -13,7 +13,7 @@ from equipoise.cli.screens import say_notes, screen
 
 def watch(
     runs: Annotated[
-        list[Path] | None, typer.Argument(help="run folders, or folders that hold them [default: runs]")
+        list[Path] | None, typer.Argument(help="run folders, or folders that hold them (default: runs)")
     ] = None,
     host: Annotated[
         str, typer.Option(help="address to listen at; another one than this shows it to others")

@@ -36,21 +36,29 @@ def count_missing(pieces: Sequence[Piece], columns: Sequence[str]) -> dict[str, 
 def note_missing(pieces: Sequence[Piece], columns: Sequence[str], counted: bool = True) -> list[str]:
     """A note on the missing values in these columns, if there are some. Without `counted` it has no numbers: a site does
     not tell them."""
-    found = count_missing(pieces, columns)
-    if not found:
+    named = _list_missing(pieces, columns, counted)
+    if not named:
         return []
     rows = sum(len(piece.table) for piece in pieces)
-    named = join_words([f"`{name}`" + (f" {count}" if counted else "") for name, count in found.items()], SHOWN)
     return [
         f"Missing values ({SPELT}){f', of {rows} rows' if counted else ''}: {named}. Each client fills them from its own "
         "training rows; --drop-missing leaves such rows out."
     ]
 
 
-def drop_missing(pieces: Sequence[Piece], columns: Sequence[str], owner: str | None) -> tuple[list[Piece], list[str]]:
+def _list_missing(pieces: Sequence[Piece], columns: Sequence[str], counted: bool) -> str:
+    """The columns that lack values, in words; if asked for, with how many."""
+    found = count_missing(pieces, columns)
+    return join_words([f"`{name}`" + (f" {count}" if counted else "") for name, count in found.items()], SHOWN)
+
+
+def drop_missing(
+    pieces: Sequence[Piece], columns: Sequence[str], owner: str | None, counted: bool = True
+) -> tuple[list[Piece], list[str]]:
     """The pieces without rows that lack a value in one of these columns, and a note on how many rows were left out.
 
-    `owner` is the column that names the client of a row; None: the rows belong to nobody yet.
+    `owner` is the column that names the client of a row; None: the rows belong to nobody yet. Without `counted` the note
+    has no numbers.
     """
     kept, lost, held = [], Counter[str](), Counter[str]()
     for piece in pieces:
@@ -67,13 +75,15 @@ def drop_missing(pieces: Sequence[Piece], columns: Sequence[str], owner: str | N
         if len(rows):
             kept.append(replace(piece, table=table.take(pa.array(rows)), kept=rows.tolist()))
     if not kept:
-        named = join_words([f"`{name}` {count}" for name, count in count_missing(pieces, columns).items()], SHOWN)
         raise EquipoiseError(
-            f"Every row has a missing value, so that --drop-missing leaves none (missing: {named}). Leave out columns with "
+            f"Every row has a missing value, so that --drop-missing leaves none (missing: "
+            f"{_list_missing(pieces, columns, counted)}). Leave out columns with "
             "many of them, with --ignore."
         )
     if not lost:
         return kept, []
+    if not counted:
+        return kept, [f"Rows{name} are left out, because a value is missing." for name in held if lost[name]]
     each = join_words([f"{lost[name]} of {held[name]}{name}" for name in held if lost[name]], SHOWN)
     return kept, [f"Rows left out, because a value is missing: {each}."]
 

@@ -103,7 +103,7 @@ def own(
     owner = None if partition or site else client or "client"
     used = _list_used(pieces, wanted.columns, owner, domain or "domain", ignore, fixed)
     if drop_missing:
-        pieces, dropped = leave_out(pieces, used, owner)
+        pieces, dropped = leave_out(pieces, used, owner, counted=site is None)
         notes += dropped
     elif not any(piece.images for piece in pieces):
         notes += note_missing(

@@ -175,7 +175,7 @@ def merge_files(paths: Sequence[Path], ignore: Collection[str] = (), group: str 
         if name in ignore:
             continue
         with mistakes.noted():
-            kind = _reconcile(name, sites)
+            kind = _reconcile(name, sites, name == group)
             levels = {file: site.columns[name].levels for file, site in sites.items()}
             if kind == "empty" or (kind == "text" and not any(levels.values())):
                 notes.append(f"Column `{name}` is left out: no file names a value of it.")
@@ -183,9 +183,12 @@ def merge_files(paths: Sequence[Path], ignore: Collection[str] = (), group: str 
                 columns[name] = _join(levels, f"Levels of `{name}`", notes) if kind == "text" else None
                 refuse_many_levels(len(columns[name] or ()), name, "all files together")
     groups = columns.pop(group, None) if group else ()
-    if group and not groups and not mistakes.found:
+    known = [name for site in sites.values() for name in site.columns]
+    if (
+        group and not groups and not (group in known and mistakes.found)
+    ):  # otherwise what is wrong with it is said above
         mistakes.found.append(
-            f"There is no text column `{group}` to put rows into groups.{did_you_mean(group, columns)} It must be at all sites."
+            f"There is no text column `{group}` to put rows into groups.{did_you_mean(group, known)} It must be at all sites."
         )
     if sites and not columns and any(site.columns for site in sites.values()) and not mistakes.found:
         mistakes.found.append("No column is left to learn from.")
@@ -203,18 +206,24 @@ def _files_by(told: Mapping[str, str]) -> dict[str, list[str]]:
     return found
 
 
-def _reconcile(name: str, sites: Mapping[str, SiteSchema]) -> Kind:
-    """What a column holds at all sites; an error that names the files if they contradict each other."""
+def _reconcile(name: str, sites: Mapping[str, SiteSchema], is_group: bool = False) -> Kind:
+    """What a column holds at all sites; an error that names the files if they contradict each other. That of groups must
+    have values everywhere."""
     there = [file for file, site in sites.items() if name in site.columns]
     absent = [file for file in sites if file not in there]
     if absent:
         near = did_you_mean(
             name, [one for file in absent for one in sites[file].columns if one not in sites[there[0]].columns]
         )
+        rest = (
+            ", or name with --group a column that all have: every row must be in a group."
+            if is_group
+            else f" (it may be empty), or leave it out with --ignore {name}."
+        )
         raise EquipoiseError(
             f"Column `{name}` is in {join_words([f'`{file}`' for file in there])}, not in "
             f"{join_words([f'`{file}`' for file in absent])}.{near} Give it the same name everywhere, add it where it is "
-            f"missing (it may be empty), or leave it out with --ignore {name}."
+            f"missing{rest}"
         )
     kinds = _files_by({file: site.columns[name].kind for file, site in sites.items()})
     kinds.pop("empty", None)  # a column without values fits either kind

@@ -13,7 +13,7 @@ from equipoise.data.arrays import Groups, mark_groups
 from equipoise.data.files import list_class_names
 from equipoise.data.missing import SPELT, mark_missing
 from equipoise.data.pieces import Piece
-from equipoise.data.tables import WHOLE, Schema, as_text, find_fraction, order_classes, read_number
+from equipoise.data.tables import LIMIT, WHOLE, Schema, as_text, find_fraction, order_classes, read_number
 from equipoise.errors import EquipoiseError
 from equipoise.grammar import did_you_mean, join_words
 from equipoise.losses import Target
@@ -171,7 +171,8 @@ def read_groups(pieces: Sequence[Piece], column: str, fixed: Schema | None) -> G
     if unknown:
         raise EquipoiseError(
             f"Group {join_words([repr(one) for one in unknown])} in column `{column}` is not one of the schema's: "
-            f"{join_words(list(names or ()), 12)}."
+            f"{join_words(list(names or ()), 12)}. Recode these rows, or leave them out of the table; a schema names a group "
+            f"if a site has {LIMIT} rows of it."
         )
     if len(set(marks)) > MOST_GROUPS:
         raise EquipoiseError(

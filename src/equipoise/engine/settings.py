@@ -147,8 +147,7 @@ class Settings:
     @property
     def rates(self) -> tuple[Rate, ...]:
         """The learning rates of the clients' training and of the method's parts, each over all rounds."""
-        values = [value for part in self.method.parts for value in vars(part).values()]
-        return (self.training.rate, *(value for value in values if isinstance(value, Rate)))
+        return (self.training.rate, *self.method.rates)
 
     @property
     def cohort(self) -> int:

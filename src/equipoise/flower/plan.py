@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any, Literal, get_type_hints
 
 from equipoise.data.catalogue import name_setting
@@ -14,6 +15,7 @@ from equipoise.method import Method
 from equipoise.method.privacy import Protection, refuse_unprotected
 from equipoise.method.registry import adapt_to_data
 from equipoise.methods import parse
+from equipoise.models.own import find_file
 from equipoise.rounds.evaluation import choose_model_for_unseen, list_models_at_home
 from equipoise.task import BufferPolicy, ModelSource, Task
 from equipoise.training import Training, check_training_changes
@@ -53,6 +55,7 @@ class Plan:
     resume: bool = False  # go on with the same run where it stopped
     out: str = "runs"  # folder where the server stores the run
     hold_out: int | str = 0  # sites that never train and are only scored: how many, or names of sites or domains
+    drop_missing: bool = False  # leave out rows with a missing value, unless a site's --node-config says otherwise
 
     def __post_init__(self) -> None:
         require(self.sites >= 1, "sites", "at least 1", self.sites)
@@ -107,6 +110,21 @@ class Plan:
             found = cls(**given, training=changed)
         mistakes.refuse()
         return found
+
+    def find_model(self, folder: Path | None) -> Plan:
+        """The plan, with the place of its model if that is a file which the app carries in this folder.
+
+        No other file is imported, whatever a run's configuration says.
+        """
+        file = find_file(self.model) if isinstance(self.model, str) else None
+        if file is None:
+            return self
+        if folder is None or file != Path(file.name) or not (folder / file).is_file():
+            raise EquipoiseError(
+                f"The run's configuration has model={self.model!r}, a file that the app does not carry. Write the app with "
+                "`equipoise deploy init --model mynet.py:Net`, which copies it."
+            )
+        return replace(self, model=str(folder / str(self.model).strip()))
 
     def trained_as(self, protocol: Training) -> Training:
         """The protocol's local training, with the changes of this plan."""

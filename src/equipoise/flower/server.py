@@ -21,14 +21,15 @@ from equipoise.errors import EquipoiseError
 from equipoise.flower.desk import FlowerDesk
 from equipoise.flower.plan import Plan
 from equipoise.grammar import split_list
+from equipoise.models.own import hide_folder
 from equipoise.runs.writing import Recorder
 from equipoise.types import Server
 
 
-def server_app(plan: Plan | None = None) -> ServerApp:
+def server_app(plan: Plan | None = None, *, folder: Path | None = None) -> ServerApp:
     """The app that Flower runs at the server. Without a plan, it is read from the run's configuration.
 
-    The run is stored below `plan.out`.
+    The run is stored below `plan.out`. The app carries a model of its own, if it has one, in `folder`.
     """
     app = ServerApp()
 
@@ -36,24 +37,24 @@ def server_app(plan: Plan | None = None) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        agreed = plan or Plan.from_config(context.run_config)
+        agreed = plan or Plan.from_config(context.run_config).find_model(folder)
         kept = place_checkpoints(agreed)
-        folder = Path(kept.folder)
-        if agreed.resume and not find_saved(folder):
+        saved = Path(kept.folder)
+        if agreed.resume and not find_saved(saved):
             raise EquipoiseError(
-                f"There is nothing to resume in `{folder}`: a run of other settings has its own checkpoints. Repeat "
+                f"There is nothing to resume in `{saved}`: a run of other settings has its own checkpoints. Repeat "
                 "all of the settings that the run began with, or leave `resume` out to begin anew."
             )
         try:
             result = federate(grid, agreed, on_round=_say, on_note=_note, checkpoint=kept, out=Path(agreed.out))
         finally:
-            if not find_saved(folder):
-                discard(folder)
+            if not find_saved(saved):
+                discard(saved)
         print(f"Records: {(Path(agreed.out) / result.settings.name).resolve()}", flush=True)
         if result.stopped:
             advice = "Go on with the same command and --run-config resume=true, with all settings as they were."
             raise EquipoiseError(f"{result.stopped} {advice}")
-        discard(folder)
+        discard(saved)
 
     return app
 
@@ -70,7 +71,7 @@ def place_checkpoints(plan: Plan) -> Checkpoints:
 
 def _name(model: object) -> str:
     """A model's name that is the same in every process: what Python prints for an object may hold its address."""
-    return model if isinstance(model, str) else getattr(model, "__name__", type(model).__name__)
+    return hide_folder(model) if isinstance(model, str) else getattr(model, "__name__", type(model).__name__)
 
 
 def _say(record: RoundRecord) -> None:

@@ -22,10 +22,9 @@ from equipoise.engine.site_states import load_state, place_states, store_states
 from equipoise.engine.states import flatten, nest
 from equipoise.flower import wire
 from equipoise.flower.plan import Plan
-from equipoise.grammar import join_words, split_list
+from equipoise.grammar import fit_to_type, join_words, split_list
 from equipoise.groups import WITHHELD
 from equipoise.losses import parse_loss
-from equipoise.models.own import find_file
 from equipoise.roles import Phase
 from equipoise.rounds.client import client_round
 from equipoise.rounds.evaluation import SCORED, evaluate, evaluate_unseen, list_models_at_home
@@ -38,6 +37,7 @@ LOG = logging.getLogger(__name__)
 STATES = Path("~/.equipoise")  # the folder below which a run may ask a site to keep its states
 # Names of columns and files stand in backticks in our messages, and values of data in quotes, as Python writes them.
 VALUES = re.compile(r"""(`[^`]*`)|(?<!\w)(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""", re.DOTALL)
+OPTIONS = re.compile(r"--(label|target|group|ignore|image-size|drop-missing)\b")
 Records = dict[str, ArrayRecord | ConfigRecord | MetricRecord]
 
 
@@ -54,20 +54,25 @@ Handler = Callable[[Plan, Site, Message, Context], Records]
 
 
 def client_app(
-    plan: Plan | None = None, *, data: Federation | None = None, schema: str | Path | None = None
+    plan: Plan | None = None,
+    *,
+    data: Federation | None = None,
+    schema: str | Path | None = None,
+    folder: Path | None = None,
 ) -> ClientApp:
     """The app that Flower runs at a site.
 
     Without a plan, it is read from the run's configuration. The node's configuration says which data are the site's:
     `site="north" data="/data/north.csv"`, or `partition-id=0` for a part of `data` or of the plan's data set. `schema`
-    is the file of classes and columns that all sites agreed on. The run's configuration names no path at a site.
+    is the file of classes and columns that all sites agreed on. The run's configuration names no path at a site, but for a
+    model's file that the app carries in `folder`.
     """
     app = ClientApp()
 
     def answering(answer: Handler) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:
             try:
-                agreed = plan or _refuse_paths(Plan.from_config(context.run_config))
+                agreed = plan or _refuse_paths(Plan.from_config(context.run_config)).find_model(folder)
                 content = RecordDict(answer(agreed, _site(agreed, data, schema, context), message, context))
             except Exception as error:  # of any kind: the server is told in words
                 if not isinstance(error, EquipoiseError):
@@ -93,11 +98,6 @@ def _refuse_paths(plan: Plan) -> Plan:
             f"The run's configuration has data={plan.data!r}, which is no data set of the library. A site reads the files "
             "that its own --node-config names (data=...), and no others."
         )
-    if isinstance(plan.model, str) and find_file(plan.model):
-        raise EquipoiseError(
-            f"The run's configuration has model={plan.model!r}, a file. Give the app a model in its code: "
-            "client_app(Plan(...))."
-        )
     folder = Path(plan.site_state).expanduser().resolve()
     if plan.site_state and not folder.is_relative_to(STATES.expanduser().resolve()):
         raise EquipoiseError(
@@ -122,6 +122,15 @@ def withhold_values(text: str) -> str:
     return VALUES.sub(lambda found: found[1] or "(withheld)", text)
 
 
+def name_settings(text: str) -> str:
+    """A message in which options of the command line are named as settings of a site's node.
+
+    >>> name_settings("There is no label column `ill`. Name it with --label.")
+    'There is no label column `ill`. Name it with `label` in --node-config.'
+    """
+    return OPTIONS.sub(r"`\1` in --node-config", text)
+
+
 # --------------------------------------------------------------------------- the site's data
 def _site(plan: Plan, data: Federation | None, schema: str | Path | None, context: Context) -> Site:
     """The site with the data that its node's configuration names."""
@@ -132,11 +141,13 @@ def _site(plan: Plan, data: Federation | None, schema: str | Path | None, contex
         size, label, ignore = node.get("image-size"), node.get("label"), str(node.get("ignore", ""))
         more = str(node.get("target", "")), None if "group" not in node else str(node["group"])
         options = (None if size is None else int(size), None if label is None else str(label), ignore, *more)
+        dropping = bool(fit_to_type(node.get("drop-missing", plan.drop_missing), bool, "drop-missing in --node-config"))
         try:
-            federation = _own(path, name, None if agreed is None else str(agreed), *options)
+            federation = _own(path, name, None if agreed is None else str(agreed), *options, dropping)
         except EquipoiseError as error:
-            LOG.warning("%s", error)  # here, with the values
-            raise EquipoiseError(withhold_values(str(error))) from None
+            told = name_settings(str(error))
+            LOG.warning("%s", told)  # here, with the values
+            raise EquipoiseError(withhold_values(told)) from None
         if agreed is None and not node.get("share-levels", False):
             _refuse_levels(federation)
         return Site(_ready(plan, federation), _ready(plan, federation).clients[0])
@@ -180,12 +191,14 @@ def _own(
     ignore: str,
     target: str,
     group: str | None,
+    drop_missing: bool,
 ) -> Federation:
     left_out = tuple(column.strip() for column in ignore.split(",") if column.strip())
     wanted = tuple(column.strip() for column in target.split(",") if column.strip())
     return own(
-        path, site=name, schema=schema, image_size=size, label=label, ignore=left_out, target=wanted, group=group
-    )
+        path, site=name, schema=schema, image_size=size, label=label, ignore=left_out, target=wanted, group=group,
+        drop_missing=drop_missing,
+    )  # fmt: skip
 
 
 def _ready(plan: Plan, federation: Federation) -> Federation:
@@ -211,7 +224,7 @@ def _hello(plan: Plan, site: Site, message: Message, context: Context) -> Record
     """Say who the site is, and what its data look like."""
     training = plan.trained_as(site.federation.protocol.training)
     about = describe_site(site.federation, site.client, training, site.number)
-    about["notes"] = [withhold_values(note) for note in site.federation.notes]
+    about["notes"] = [withhold_values(name_settings(note)) for note in site.federation.notes]
     return {wire.FACTS: ConfigRecord({"about": json.dumps(about)})}
 
 

@@ -30,15 +30,17 @@ def loaded_plugins() -> tuple[Path, ...]:
     return tuple(_LOADED)
 
 
-def hash_own_code(method: Method, *functions: Callable[..., object]) -> dict[str, str]:
-    """The files outside of Equipoise that define a method, its parts, or these functions: file name -> hash of the
-    content."""
+def find_own_files(method: Method, *functions: Callable[..., object]) -> set[Path]:
+    """The files outside of Equipoise that define a method, its parts, or these functions."""
     used = [*map(type, method.parts), *(METHODS[call.name].function for call in method.calls), *functions]
     modules = {one.__module__: sys.modules.get(one.__module__) for one in used}
-    return hash_files(
-        {
-            Path(file)
-            for name, module in modules.items()
-            if not name.startswith("equipoise.") and (file := getattr(module, "__file__", None))
-        }
-    )
+    return {
+        Path(file)
+        for name, module in modules.items()
+        if not name.startswith("equipoise.") and (file := getattr(module, "__file__", None))
+    }
+
+
+def hash_own_code(method: Method, *functions: Callable[..., object]) -> dict[str, str]:
+    """These files by name, with a hash of the content of each."""
+    return hash_files(find_own_files(method, *functions))

@@ -26,6 +26,7 @@ from equipoise.roles import (
     Wrap,
     is_at_least_as_specific,
 )
+from equipoise.schedules import Rate
 from equipoise.types import REPORTS, EquipoiseError
 
 Kind = TypeVar("Kind", bound=Part)
@@ -127,6 +128,11 @@ class Method:
         """For each role, the parts that are not FedAvg's."""
         plain = Method().parts
         return {role: tuple(p for p in self.parts if p.role == role and p not in plain) for role in ROLES}
+
+    @property
+    def rates(self) -> tuple[Rate, ...]:
+        """The learning rates of its parts."""
+        return tuple(value for part in self.parts for value in vars(part).values() if isinstance(value, Rate))
 
     @property
     def probes(self) -> bool:

@@ -14,11 +14,12 @@ from torch.utils.flop_counter import FlopCounterMode
 from equipoise.data.clients import Client
 from equipoise.data.federation import Federation
 from equipoise.method import Method
+from equipoise.roles import Phase
 from equipoise.rounds.client import client_round
 from equipoise.rounds.server import begin_server, make_broadcast, server_probe, server_round
 from equipoise.task import Task
 from equipoise.training import Training
-from equipoise.types import REPORTS, ClientState, EquipoiseError, PerClient, Server
+from equipoise.types import REPORTS, ClientState, EquipoiseError, PerClient, Replies, Server
 
 Shape = Sequence[int]
 TRIED = 2  # samples and clients of the small federation in which a method's work is counted
@@ -107,15 +108,24 @@ def _shorten(training: Training, steps: int) -> Training:
 
 def _play_first_round(method: Method, task: Task) -> tuple[Server, Mapping[int, ClientState]]:
     """The server and the clients' states after one round, in which everything is sent for the first time."""
-    clients = range(len(task.federation))
     setting, server = task.setting(2, 0), begin_server(method, task)
-    broadcast = make_broadcast(server, 2)
-    _, states = client_round(method, task, clients, broadcast, {}, 0, "start")
+    _, states = _ask_each(method, task, server, {}, "start")
     if method.probes:
-        replies, _ = client_round(method, task, clients, broadcast, states, 0, "probe")
+        replies, _ = _ask_each(method, task, server, states, "probe")
         server, _ = server_probe(method, server, replies, setting)
-    replies, states = client_round(method, task, clients, make_broadcast(server, 2), states, 0)
+    replies, states = _ask_each(method, task, server, states, "train")
     return server_round(method, server, replies, setting)[0], states
+
+
+def _ask_each(
+    method: Method, task: Task, server: Server, states: Mapping[int, ClientState], phase: Phase
+) -> tuple[Replies, dict[int, ClientState]]:
+    """The replies of all clients and what each keeps. They are asked one by one: not every model can be stacked."""
+    found = [
+        client_round(method, task, [client], make_broadcast(server, 2), states, 0, phase)
+        for client in range(len(task.federation))
+    ]
+    return Replies.join([reply for reply, _ in found]), {k: state for _, kept in found for k, state in kept.items()}
 
 
 def _count_flops(method: Method, task: Task, server: Server, states: Mapping[int, ClientState]) -> float:

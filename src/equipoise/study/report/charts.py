@@ -14,11 +14,15 @@ COLOURS = (
     "#D55E00",
     "#CC79A7",
     "#56B4E9",
-    "#8A8A8A",
-    "#A68A00",
-)  # chosen so that colour-blind readers can tell them apart
+    "#9A4DE8",
+    "#80602F",
+)  # of methods, by number; chosen so that colour-blind readers can tell them apart. More begin again, in another style
+ALONE, POOLED, GUIDE = -1, -2, -3  # numbers of colours that no method has: local-only and centralised training, and
+# lines that only help to read
+GREY = "#777777"  # of training that is no method's
+INK = "#1B1F24"  # of lines that help to read; on the page it is that of text
 NEGATIVE = "#882255"  # of negative values in matrices, and of arrows to a lower value: no method has it
-NEGATIVE_ON_DARK = "#FF6B9A"  # the same on a dark page
+NEGATIVE_ON_DARK = "#FFC2CC"  # the same on a dark page
 UNCHANGED = "#6B7280"  # of an arrow that leads nowhere
 STILL = 0.05  # in percent: a smaller change does not show in the printed digit, and is drawn as none
 
@@ -84,7 +88,7 @@ class Ticks:
     name: str
     x: Sequence[float]
     rows: Sequence[float]
-    colour: int = 6
+    colour: int = ALONE
 
 
 @dataclass(frozen=True)
@@ -151,6 +155,22 @@ class Chart:
     rows: Sequence[str] = ()  # of pictures: what each row of them shows
 
 
+def find_colour(number: int) -> tuple[str, bool]:
+    """The name of a colour in `PAINTS`, and whether its marks need another style, because others have it, too.
+
+    >>> find_colour(1), find_colour(9), find_colour(ALONE), find_colour(POOLED)
+    (('c1', False), ('c1', True), ('grey', False), ('grey', True))
+    """
+    if number == GUIDE:
+        return "ink", False
+    if number < 0:
+        return "grey", number == POOLED
+    return f"c{number % len(COLOURS)}", number >= len(COLOURS)
+
+
+PAINTS = {f"c{i}": colour for i, colour in enumerate(COLOURS)} | {"grey": GREY, "ink": INK}
+
+
 def shorten(text: str, most: int) -> str:
     """The text, cut off with an ellipsis if it has more than `most` characters."""
     return text if len(text) <= most else text[: most - 1] + "…"
@@ -202,25 +222,27 @@ def _padded(values: Sequence[float], margin: float, named: bool = False) -> tupl
 
 def place_labels(
     points: Sequence[tuple[float, float]], widths: Sequence[float], height: float, bounds: tuple[float, float]
-) -> list[tuple[float, float]]:
+) -> list[tuple[float, float] | None]:
     """Place a label beside each point: above, below, to the right or left, where no other point or label is.
 
-    Returns the middle of each label. All lengths have one unit, such as pixels, and y grows downwards. `bounds` are the
-    left and right end of the panel. If no place is free, the label goes above its point.
+    Returns the middle of each label, or None where no place is free: a name that cannot be read is not written. All
+    lengths have one unit, such as pixels, and y grows downwards. `bounds` are the left and right end of the panel.
 
     >>> place_labels([(50, 50), (52, 40)], [20, 20], 10, (0, 100))
     [(50, 62.0), (52, 28.0)]
     """
     taken = [(x - 6, y - 6, x + 6, y + 6) for x, y in points]
-    found = []
+    found: list[tuple[float, float] | None] = []
     for i, ((x, y), width) in enumerate(zip(points, widths, strict=True)):
         up, aside = height / 2 + 7, width / 2 + 9
         inside = min(max(x, bounds[0] + width / 2), bounds[1] - width / 2)
         options = [(x, y - up), (x, y + up), (x + aside, y), (x - aside, y), (inside, y - up), (inside, y + up)]
+        options += [(x + side * aside, y + way * height / 2) for side in (1, -1) for way in (-1, 1)]
         others = taken[:i] + taken[i + 1 :]
-        free = [at for at in options if _is_free(_box(at, width, height), others, bounds)]
-        found.append(free[0] if free else options[-2])
-        taken.append(_box(found[-1], width, height))
+        place = next((at for at in options if _is_free(_box(at, width, height), others, bounds)), None)
+        found.append(place)
+        if place is not None:
+            taken.append(_box(place, width, height))
     return found
 
 
@@ -246,7 +268,7 @@ def choose_ticks(low: float, high: float, count: int = 5, whole: bool = False) -
     """
     raw = max((high - low) / count, 1.0 if whole else 0.0)
     power = 10.0 ** math.floor(math.log10(raw))
-    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.999)
+    step = next(m * power for m in (1, 2, 5, 10) if m * power >= raw * 0.85)
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
     return [round(i * step, 12) for i in range(first, last + 1)]

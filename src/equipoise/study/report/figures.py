@@ -15,12 +15,14 @@ from equipoise.errors import EquipoiseError
 from equipoise.grammar import did_you_mean, join_words
 from equipoise.metrics import FORMULAS, UNSEEN, Interval, corrected_variance, over_seeds, paired, std
 from equipoise.runs.reading import Recorded
+from equipoise.study.report.charts import ALONE, POOLED
 from equipoise.study.report.optima import Optima, find_known_optima, find_steered_optima
 from equipoise.study.report.view import DEFAULT_VIEW, Vector, View, average_by_domain
 from equipoise.study.report.volatility import average_change, measure_weight_changes
 
 EXPLAINED = "explained variance is 1 minus the squared error divided by the variance of all clients' training targets"
 LAST = 5  # evaluated rounds at the end of a run, whose mean is told beside the last one
+NO_METHODS = ("local_only", "centralised")  # what methods are compared with, and no federated method
 BY_ROUND = ("AVG", "STD", "MIN")  # figures that are also told of rounds other than the last
 
 
@@ -101,7 +103,7 @@ class Study:
     @property
     def rivals(self) -> list[str]:
         """The methods that are judged: all but the reference, local-only and centralised training."""
-        return [m for m in self.runs if m != self.reference and not m.startswith(("local_only", "centralised"))]
+        return [m for m in self.runs if m != self.reference and not m.startswith(NO_METHODS)]
 
     @property
     def named_domains(self) -> list[str]:
@@ -115,7 +117,9 @@ class Study:
 
     def colour(self, method: str) -> int:
         """The number of the method's colour, which is the same in all plots."""
-        return self.methods.index(method)
+        if method.startswith(NO_METHODS):
+            return ALONE if method.startswith("local_only") else POOLED
+        return [m for m in self.methods if not m.startswith(NO_METHODS)].index(method)
 
     # ------------------------------------------------------------------ values
     @cached_property
@@ -130,6 +134,18 @@ class Study:
         if key not in self._curves:
             self._curves[key] = self.runs[method][seed].curve(metric, split)
         return self._curves[key]
+
+    def align(
+        self, method: str, metric: str | None = None, split: str = "test"
+    ) -> tuple[NDArray[np.int64], list[Vector]]:
+        """The rounds after which some seed was evaluated, and the values `[rounds, clients]` of each seed there.
+
+        Runs that end when they are flat have different lengths: one that has ended keeps its last values.
+        """
+        curves = [self.curve(method, seed, metric, split) for seed in self.runs[method]]
+        rounds = np.unique(np.concatenate([there for there, _ in curves]))
+        latest = [np.searchsorted(there, rounds, side="right") - 1 for there, _ in curves]
+        return rounds, [values[np.maximum(at, 0)] for at, (_, values) in zip(latest, curves, strict=True)]
 
     def final(self, method: str, metric: str | None = None, split: str = "test") -> dict[int, Vector]:
         """One value per client after the last round, for each seed that has any; or the mean over the view's rounds."""
@@ -285,8 +301,8 @@ class Study:
         return found
 
     def seconds(self, method: str, seed: int) -> float:
-        """The mean time of a round."""
-        return float(np.mean(self.runs[method][seed].manifest["seconds_per_round"]))
+        """The median time of a round: the first one of a process may take much longer than the others."""
+        return float(np.median(self.runs[method][seed].manifest["seconds_per_round"]))
 
     def cost(self, method: str) -> Mapping[str, int]:
         """What a method costs: the model's parameters and, per client and round, bytes sent and operations."""
@@ -327,7 +343,7 @@ DEFINITIONS = {name: formula.definition for name, formula in FORMULAS.items()} |
     "of the run",
     "AVG unseen": "mean score of the clients that are held out of training, on their test data",
     "MIN unseen": "smallest score of a client that is held out of training",
-    "seconds per round": "wall-clock time of a round, all clients, on the machine of the run",
+    "seconds per round": "wall-clock time of a round (median), all clients, on the machine of the run",
 }
 PERCENT = {name for name, formula in FORMULAS.items() if formula.percent} | {
     "AVG over domains", "STD over domains", "MIN over domains", "AVG by samples", "lowest STD of the curve",
@@ -418,4 +434,4 @@ def _have_same_data(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
 
 def _place(method: str) -> int:
     """Where a method is shown: FedAvg first, local-only and centralised training last."""
-    return 0 if method.startswith("fedavg") else 2 if method.startswith(("local_only", "centralised")) else 1
+    return 0 if method.startswith("fedavg") else 2 if method.startswith(NO_METHODS) else 1

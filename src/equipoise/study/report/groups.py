@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
@@ -12,20 +13,24 @@ from equipoise.groups import (
     DEFINITIONS,
     GAPS,
     JUDGED,
+    RATES,
     SHOWN,
     Tally,
     bound_gap,
     find_worst,
+    find_worst_group,
     measure_gap,
     measure_loss_gap,
     pool,
     read_counts,
+    wilson,
 )
-from equipoise.metrics import Interval, over_seeds
+from equipoise.metrics import Interval, over_seeds, paired
 from equipoise.runs.reading import Recorded
 from equipoise.study.report.figures import Study
 
 Rows = tuple[list[str], list[list[str]]]  # the head of a table, and its rows
+MOST_CLIENTS = 30  # that the page lists with their gaps; all are in the file for spreadsheets
 
 
 def list_group_names(run: Recorded) -> tuple[str, list[str]]:
@@ -61,10 +66,37 @@ def say_positive(run: Recorded) -> str:
 
 def measure_pooled(study: Study, method: str) -> dict[str, Interval]:
     """The gaps over all clients' samples together, mean over seeds with its 95 % interval; `loss` is that of losses."""
-    each = [read_tallies(run) for run in study.runs[method].values()]
-    pooled = [pool(tallies.values()) for tallies in each if tallies]
+    pooled = _pool_by_seed(study, method).values()
     found = {name: over_seeds([measure_gap(one, name) for one in pooled]) for name in list_gaps(study.any)}
     return found | {"loss": over_seeds([measure_loss_gap(one) for one in pooled])}
+
+
+def _pool_by_seed(study: Study, method: str) -> dict[int, Tally]:
+    """What all clients together counted under a method, by seed."""
+    each = {seed: read_tallies(run) for seed, run in study.runs[method].items()}
+    return {seed: pool(tallies.values()) for seed, tallies in each.items() if tallies}
+
+
+def measure_change(study: Study, first: str, second: str, name: str) -> Interval:
+    """The change of a pooled gap from one method to another, paired by seed."""
+    before, after = (
+        {seed: measure_gap(one, name) for seed, one in _pool_by_seed(study, method).items()}
+        for method in (first, second)
+    )
+    return paired(before, after)
+
+
+def measure_worst_group(study: Study, method: str) -> tuple[str, Interval]:
+    """The group that is worst with most seeds, and the score of the worst group, mean over seeds with its interval."""
+    _, names = list_group_names(study.any)
+    found = [find_worst_group(one) for one in _pool_by_seed(study, method).values()]
+    named = [names[z] for z, _ in found if z >= 0]
+    return max(named, key=named.count, default=""), over_seeds([score for _, score in found])
+
+
+def say_gap(name: str) -> str:
+    """The name of a gap in words."""
+    return name.replace("_", " ")
 
 
 def define_gap(name: str) -> str:
@@ -77,8 +109,8 @@ def define_gap(name: str) -> str:
 def build_gap_table(study: Study) -> Rows:
     """For each method the pooled gaps with an interval, and the worst client's, beside what chance would give it."""
     gaps = list_gaps(study.any)
-    worst = [f"worst client: {name.replace('_', ' ')}" for name in _worst(gaps)]
-    head = ["method", *(name.replace("_", " ") for name in gaps), "gap in loss", *worst]
+    worst = [f"worst client: {say_gap(name)}" for name in _worst(gaps)]
+    head = ["method", *map(say_gap, gaps), "gap in loss", "worst group", *worst]
     rows = []
     for method in study.methods:
         pooled = measure_pooled(study, method)
@@ -86,7 +118,9 @@ def build_gap_table(study: Study) -> Rows:
         cells = [_say_gap(study, method, name, pooled[name]) for name in gaps]
         loss = pooled["loss"].mean
         at_worst = (_say_worst(tallies, name) for name in _worst(gaps))
-        rows.append([method, *cells, "–" if math.isnan(loss) else f"{loss:.3f}", *at_worst])
+        group, score = measure_worst_group(study, method)
+        last = f"{group} {say_percent(score)}" if group else "–"
+        rows.append([method, *cells, "–" if math.isnan(loss) else f"{loss:.3f}", last, *at_worst])
     return head, rows
 
 
@@ -97,12 +131,22 @@ def _worst(gaps: Sequence[str]) -> list[str]:
 
 def _say_gap(study: Study, method: str, name: str, value: Interval) -> str:
     """A gap in points: with its interval over seeds or, with one seed, over samples."""
+    if math.isnan(value.mean) or not math.isnan(value.low):
+        return say_percent(value)
+    return _say_range(bound_gap(list(read_tallies(next(iter(study.runs[method].values()))).values()), name))
+
+
+def say_percent(value: Interval) -> str:
+    """A share in percent, or a difference in points, with half its interval over seeds where there are several."""
     if math.isnan(value.mean):
         return "–"
-    if not math.isnan(value.low):
-        return f"{100 * value.mean:.1f} ± {100 * value.half:.1f}"
-    one = bound_gap(list(read_tallies(next(iter(study.runs[method].values()))).values()), name)
-    return f"{100 * one.mean:.1f} ({100 * one.low:.1f} to {100 * one.high:.1f})"
+    half = "" if math.isnan(value.low) else f" ± {100 * value.half:.1f}"
+    return f"{100 * value.mean:.1f}{half}"
+
+
+def _say_range(value: Interval) -> str:
+    """The same with both ends of an interval over samples."""
+    return f"{100 * value.mean:.1f} ({100 * value.low:.1f} to {100 * value.high:.1f})"
 
 
 def _say_worst(tallies: dict[str, Tally], name: str) -> str:
@@ -121,19 +165,79 @@ def build_rate_table(study: Study) -> Rows:
     head = ["method", "group", "samples", score, "loss", *rates]
     rows = []
     for method in study.methods:
-        pooled = [pool(found.values()) for run in study.runs[method].values() if (found := read_tallies(run))]
+        pooled = list(_pool_by_seed(study, method).values())
         for z, group in enumerate(names):
-            shares = [[float(one.rate(rate)[z]) for one in pooled] for rate in ("accuracy", *rates)]
-            loss = [float(one.mean_losses[z]) for one in pooled]
-            cells = [_mean(values, 100, ".1f") for values in shares]
+            cells = [_say_rate(study, pooled, rate, z) for rate in ("accuracy", *rates)]
+            loss = over_seeds([float(one.mean_losses[z]) for one in pooled]).mean
             samples = str(int(pooled[0].sizes[z])) if pooled else "–"
-            rows.append([method, group, samples, cells[0], _mean(loss, 1, ".3f"), *cells[1:]])
+            rows.append([method, group, samples, cells[0], "–" if math.isnan(loss) else f"{loss:.3f}", *cells[1:]])
     return head, rows
 
 
-def _mean(values: Sequence[float], factor: float, form: str) -> str:
-    known = [value for value in values if not math.isnan(value)]
-    return f"{factor * float(np.mean(known)):{form}}" if known else "–"
+def _say_rate(study: Study, pooled: Sequence[Tally], rate: str, group: int) -> str:
+    """A rate of a group in percent: with its interval over seeds or, with one seed, over samples."""
+    values = over_seeds([float(one.rate(rate)[group]) for one in pooled])
+    if math.isnan(values.mean) or not math.isnan(values.low) or study.any.score != "accuracy":
+        return say_percent(values)
+    hits, total = pooled[0].count(rate)
+    return _say_range(wilson(float(hits[group]), float(total[group])))
+
+
+def build_client_table(study: Study) -> Rows:
+    """The gaps of single clients under each method, with 95 % intervals over their test samples; of the first seed.
+
+    Of many clients those with the widest gap, under the first method, in what is listed first.
+    """
+    gaps = list_gaps(study.any)
+    found = {method: read_tallies(next(iter(study.runs[method].values()))) for method in study.methods}
+    first = {client: measure_gap(one, gaps[0]) for client, one in found[study.methods[0]].items()} if gaps else {}
+    order = list(first)
+    if len(order) > MOST_CLIENTS:
+        order = sorted(order, key=lambda client: -np.nan_to_num(first[client], nan=-1.0))[:MOST_CLIENTS]
+    rows = []
+    for client in order:
+        for method, tallies in found.items():
+            cells = [bound_gap([tallies[client]], name) for name in gaps] if client in tallies else []
+            if any(not math.isnan(cell.mean) for cell in cells):
+                shown = ["too few samples" if math.isnan(cell.mean) else _say_range(cell) for cell in cells]
+                rows.append([client, method, *shown])
+    return ["client", "method", *map(say_gap, gaps)], rows
+
+
+class GroupFigure(NamedTuple):
+    """A figure of a group of samples, or of the gap between groups, with its 95 % interval over samples."""
+
+    figure: str
+    group: str  # empty for a gap
+    value: float
+    low: float
+    high: float
+    samples: int
+
+
+def list_group_figures(study: Study) -> Iterator[tuple[str, int, str, GroupFigure]]:
+    """Every figure of groups with its method, seed and client; of all clients together the name is empty."""
+    for method, runs in study.runs.items():
+        for seed, run in runs.items():
+            tallies = read_tallies(run)
+            for client in ("", *tallies) if tallies else ():
+                those = [tallies[client]] if client else list(tallies.values())
+                yield from ((method, seed, client, found) for found in _list_figures(study, those))
+
+
+def _list_figures(study: Study, tallies: Sequence[Tally]) -> Iterator[GroupFigure]:
+    """The rates and losses of each group, and the gaps between them, over the samples of some clients together."""
+    whole, gaps = pool(tallies), list_gaps(study.any)
+    for z, group in enumerate(list_group_names(study.any)[1]):
+        for rate in RATES if gaps == list(GAPS) else RATES[:1]:
+            hits, total = (float(values[z]) for values in whole.count(rate))
+            share = float(whole.rate(rate)[z])
+            is_bounded = study.any.score == "accuracy" and not math.isnan(share)
+            _, low, high = wilson(hits, total) if is_bounded else (share, math.nan, math.nan)
+            yield GroupFigure(study.score if rate == "accuracy" else rate, group, share, low, high, int(total))
+        yield GroupFigure("loss", group, float(whole.mean_losses[z]), math.nan, math.nan, int(whole.sizes[z]))
+    for name in gaps:
+        yield GroupFigure(f"gap in {say_gap(name)}", "", *bound_gap(tallies, name), int(whole.sizes.sum()))
 
 
 def say_group_legend(study: Study) -> str:
@@ -142,10 +246,11 @@ def say_group_legend(study: Study) -> str:
     gaps = list_gaps(study.any)
     parts = [f"Groups of {column}: {', '.join(names)}, on test data, last round, in percent"]
     parts += [say_positive(study.any)] if say_positive(study.any) else []
-    parts += [f"{name.replace('_', ' ')}: {DEFINITIONS[name]}" for name in gaps]
+    parts += [f"{say_gap(name)}: {DEFINITIONS[name]}" for name in gaps]
+    parts += [f"worst group: that with the smallest {study.score}"]
     return (
         "; ".join(parts)
-        + ". Gaps are those of all clients' samples together, with half the 95 % interval over seeds or, "
+        + ". Gaps and rates are those of all clients' samples together, with half the 95 % interval over seeds or, "
         f"with one seed, the 95 % interval over samples. A rate needs {SHOWN} samples to be shown, and {JUDGED} to count for "
         "the worst client; beside its gap stands the one that chance alone would give it (first seed)."
     )

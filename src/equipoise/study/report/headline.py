@@ -11,6 +11,15 @@ import numpy as np
 from equipoise.grammar import join_words
 from equipoise.metrics import Interval
 from equipoise.study.report.figures import Study
+from equipoise.study.report.groups import (
+    list_gaps,
+    list_group_names,
+    measure_change,
+    measure_pooled,
+    measure_worst_group,
+    say_gap,
+    say_percent,
+)
 from equipoise.study.report.verdict import (
     DIGIT,
     SPREAD,
@@ -76,6 +85,8 @@ def tell(study: Study) -> Story:
     if reference is None:
         wanted = study.rules.reference or "fedavg"
         return Story(f"There is nothing to compare with: the verdict needs {wanted} and at least one other method.")
+    if len(study.any.clients) == 1:
+        return Story("There is one client only: fairness between clients cannot be judged.")
     judged = [method for method in study.rivals if study.shared_seeds(reference, method)]
     chosen = choose_by_validation(study, judged)
     apart = {m: found for m in (reference, *judged) if (found := compare_with_alone(study, m)) is not None}
@@ -100,6 +111,7 @@ def tell(study: Study) -> Story:
             ("Who paid?", _answer_paid(study, reference, [chosen] if chosen else judged)),
             joining,
             ("Is anybody levelled down?", _answer_check(judge_all(study))),
+            *_ask_about_groups(study, reference, chosen),
             ("How was the method chosen?", _answer_choice(judged, chosen)),
         ),
         chosen,
@@ -164,6 +176,8 @@ def _answer_worst(study: Study, reference: str, lift: Mapping[str, Interval], ch
     rise, (start, end) = lift[chosen], _lowest(study, reference, chosen)
     sure = f", {SPREAD}" if is_within_spread(rise) else ""
     change = f"{say_points(start)} to {say_points(end)} % ({100 * rise.mean:+.1f}{say_half(rise)} points{sure})"
+    if abs(rise.mean) < DIGIT:
+        change = f"{say_points(end)} %, as under {reference}"
     now = f"Under {chosen} {_say_worst(study, chosen)}: {change}."
     still = _count_worst(study, chosen)
     left = [name for name in _count_worst(study, reference) if name not in still]
@@ -203,12 +217,35 @@ def _answer_joining(apart: Mapping[str, Alone]) -> str:
 
 
 def _answer_check(found: Sequence[Verdict]) -> str:
+    if len(found) == 1:
+        return f"The levelling-down check of {found[0].method}: {found[0].word}."
     words: dict[str, list[str]] = {"passed": [], "undecided": [], "failed": []}
     for verdict in found:
         words[verdict.word].append(verdict.method)
     passed = f"{len(words['passed'])} of {len(found)} methods pass the levelling-down check"
     rest = [f"{word}: {join_words(words[word])}" for word in ("failed", "undecided") if words[word]]
     return f"{passed} ({'; '.join(rest)})." if rest else f"{passed}."
+
+
+def _ask_about_groups(study: Study, reference: str, chosen: str | None) -> list[tuple[str, str]]:
+    """How wide the gaps between groups of samples are, under the reference and under the chosen method."""
+    column, names = list_group_names(study.any)
+    gaps = list_gaps(study.any)
+    if not names:
+        return []
+    told = []
+    for method in (reference, *([chosen] if chosen else [])):
+        pooled = measure_pooled(study, method)
+        group, score = measure_worst_group(study, method)
+        wide = [f"{say_gap(name)} {say_percent(pooled[name])}" for name in gaps]
+        worst = f"the worst group is {group} with {say_percent(score)} %" if group else "no group has enough samples"
+        told.append(f"Under {method} {worst}." + (f" Gaps in points: {join_words(wide)}." if gaps else ""))
+    changes = {name: measure_change(study, reference, chosen, name) for name in gaps} if chosen else {}
+    known = {name: change for name, change in changes.items() if not np.isnan(change.low)}
+    moved = [f"{say_gap(name)} {100 * one.mean:+.1f}" for name, one in known.items() if not is_within_spread(one)]
+    if known:
+        told.append(f"Beyond the spread of seeds: {join_words(moved)}." if moved else f"The gaps differ only {SPREAD}.")
+    return [(f"Are groups of {column} treated alike?", " ".join(told))]
 
 
 def _answer_choice(judged: Sequence[str], chosen: str | None) -> str:

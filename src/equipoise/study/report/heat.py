@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from equipoise.grammar import join_words
 from equipoise.runs.reading import Recorded
 from equipoise.study.report.charts import Cells, Chart, Panel
-from equipoise.study.report.figures import Study
+from equipoise.study.report.figures import NO_METHODS, Study
 from equipoise.study.report.headline import tell
 from equipoise.study.report.plots import COLUMNS, average, group_names, register_plot
 from equipoise.study.report.view import Vector
@@ -26,7 +26,7 @@ def draw_weights(study: Study) -> Chart | None:
     panels = []
     for method, runs in study.runs.items():
         run = next(iter(runs.values()))
-        if method.startswith(("local_only", "centralised")) or not run.weights.num_rows:
+        if method.startswith(NO_METHODS) or not run.weights.num_rows:
             continue
         place = {name: i for i, name in enumerate(run.clients)}
         table = run.weights.filter(pc.is_in(run.weights["client"], pa.array(list(place))))

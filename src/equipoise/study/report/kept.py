@@ -232,8 +232,8 @@ def _samples(study: Study, found: Mapping[str, Any]) -> list[Points]:
 
 def _losses(study: Study, method: str) -> list[Line]:
     """A line per client, in the colour of its domain; of many clients only the worst, mean and best per round."""
-    curves = [study.curve(method, seed, "loss") for seed in study.runs[method]]
-    rounds, values = curves[0][0].astype(float).tolist(), np.mean([v for _, v in curves], axis=0)
+    found, seeds = study.align(method, "loss")
+    rounds, values = found.astype(float).tolist(), np.mean(seeds, axis=0)
     if len(study.any.clients) > MOST_LINES:
         shown = {"worst": np.nanmax(values, 1), "mean": np.nanmean(values, 1), "best": np.nanmin(values, 1)}
         return [Line(name, rounds, line.tolist(), colour) for colour, (name, line) in enumerate(shown.items())]

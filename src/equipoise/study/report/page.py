@@ -9,13 +9,20 @@ from pathlib import Path
 from typing import get_args
 
 from equipoise.errors import EquipoiseError
-from equipoise.grammar import join_words
+from equipoise.grammar import join_words, say_count
 from equipoise.metrics import PLUS_MINUS, Interval
 from equipoise.runs.reading import Recorded
 from equipoise.study.report import tables
-from equipoise.study.report.charts import COLOURS, NEGATIVE, NEGATIVE_ON_DARK, Chart
+from equipoise.study.report.charts import NEGATIVE, NEGATIVE_ON_DARK, PAINTS, Chart
 from equipoise.study.report.figures import DEFAULT_RULES, DEFINITIONS, Rules, Study, group_studies
-from equipoise.study.report.groups import build_gap_table, build_rate_table, list_group_names, say_group_legend
+from equipoise.study.report.groups import (
+    MOST_CLIENTS,
+    build_client_table,
+    build_gap_table,
+    build_rate_table,
+    list_group_names,
+    say_group_legend,
+)
 from equipoise.study.report.headline import say_half, tell
 from equipoise.study.report.notices import tell_notices
 from equipoise.study.report.plots import draw_charts, draw_partitions
@@ -52,6 +59,9 @@ def write(
         ".csv": _once(list(map(tables.write_csv, found))),
         ".clients.csv": _once(list(map(tables.write_clients, found))),
     }
+    grouped = [study for study in found if list_group_names(study.any)[1]]
+    if grouped:
+        texts[".groups.csv"] = _once(list(map(tables.write_groups, grouped)))
     return write_texts(texts, out)
 
 
@@ -114,7 +124,7 @@ def build_page(found: Sequence[Study], problems: Sequence[str] = ()) -> str:
 
 def read_style() -> str:
     """The style sheet of the page, with the colours of the plots."""
-    colours = "".join(f".c{i}{{--c:{colour}}}" for i, colour in enumerate(COLOURS))
+    colours = "".join(f".{name}{{--c:{colour}}}" for name, colour in (PAINTS | {"ink": "var(--ink)"}).items())
     minus = f":root{{--minus:{NEGATIVE};--minus-dark:{NEGATIVE_ON_DARK}}}"
     return minus + (HERE / "page.css").read_text(encoding="utf-8") + colours
 
@@ -141,7 +151,7 @@ def _contents(found: Sequence[Study], charts: Sequence[Sequence[Chart]]) -> str:
     for i, (study, mine) in enumerate(zip(found, charts, strict=True)):
         parts = [("verdict", "Verdict"), ("methods", "Methods"), ("check", "Levelling down")]
         parts += [("held-out", "Unseen clients")] if study.any.unseen else []
-        parts += [("groups", "Groups")] if list_group_names(study.any)[1] else []
+        parts += [("by-group", "Groups")] if list_group_names(study.any)[1] else []
         parts += [(chart.kind, chart.title) for chart in mine] + [("cost", "Cost"), ("all", "All figures")]
         links = " · ".join(f"<a href='#{name_figure(kind, i)}'>{escape(title)}</a>" for kind, title in parts)
         lines.append(f"<p><b>{escape(study.name)}</b> {links}</p>")
@@ -176,29 +186,33 @@ def _setting(study: Study) -> str:
     """What the runs of a study have in common, in a line."""
     facts = study.any.manifest
     seeds = sorted({seed for runs in study.runs.values() for seed in runs})
-    domains = [f"{len(study.named_domains)} domains"] if study.named_domains else []
-    count = len(study.any.clients)
+    domains = [say_count(len(study.named_domains), "domain")] if study.named_domains else []
     held = [f"{len(study.any.unseen)} held out"] if study.any.unseen else []
     parts = [
-        f"{count} client{'s' if count > 1 else ''}",
+        say_count(len(study.any.clients), "client"),
         *held,
         *domains,
-        f"{facts['rounds']} rounds",
+        ("at most " if facts.get("until_flat") else "") + say_count(facts["rounds"], "round"),
         f"model {facts['model']}",
         *([f"loss {facts['loss']}"] if "loss" in facts else []),
     ]
-    return ", ".join([*parts, f"seeds {join_words([str(seed) for seed in seeds], 10)}"])
+    return ", ".join([*parts, f"seed{'s' if len(seeds) > 1 else ''} {join_words([str(seed) for seed in seeds], 10)}"])
 
 
 def _verdict(study: Study, number: int) -> str:
     """The headline, the reasons, and what a reader must know about single methods."""
     story = tell(study)
-    reasons = "".join(f"<dt>{escape(question)}</dt><dd>{escape(answer)}</dd>" for question, answer in story.reasons)
-    notices = "".join(f"<p class='note'>{escape(text)}</p>" for text in tell_notices(study))
+    reasons = "".join(f"<dt>{escape(question)}</dt><dd>{_prose(answer)}</dd>" for question, answer in story.reasons)
+    notices = "".join(f"<p class='note'>{_prose(text)}</p>" for text in tell_notices(study))
     return (
-        f"<div class='verdict' id='{name_figure('verdict', number)}'><p>{escape(story.headline)}</p>"
+        f"<div class='verdict' id='{name_figure('verdict', number)}'><p>{_prose(story.headline)}</p>"
         f"<dl>{reasons}</dl></div>{notices}"
     )
+
+
+def _prose(text: str) -> str:
+    """Text for the page, in which no line ends between a number and its spread or percent sign."""
+    return escape(text).replace(" %", "&nbsp;%").replace(" ± ", "&nbsp;±&nbsp;")
 
 
 def _describe_clients(study: Study) -> str:
@@ -274,7 +288,7 @@ def _check(study: Study, number: int) -> str:
     assert study.reference is not None
     items = []
     for verdict in found:
-        reasons = "".join(f"<li class='{reason.word}'>{escape(reason.text)}</li>" for reason in verdict.reasons)
+        reasons = "".join(f"<li class='{reason.word}'>{_prose(reason.text)}</li>" for reason in verdict.reasons)
         changes = [f"{name} {say_difference(study.change(verdict.method, name))}" for name in ("MIN", "AVG")]
         differences = f"Paired over seeds, in points: {', '.join(changes)}."
         items.append(
@@ -297,10 +311,17 @@ def _groups(study: Study, number: int) -> str:
     """The gaps between groups of samples, and what each group got; nothing where samples are in no groups."""
     if not list_group_names(study.any)[1]:
         return ""
-    gaps, rates = build_gap_table(study), build_rate_table(study)
+    gaps, rates, (head, rows) = build_gap_table(study), build_rate_table(study), build_client_table(study)
+    legend = (
+        "In points, with the 95 % interval over the client's test samples, first seed. Clients without enough samples of "
+        f"two groups are not listed; of more than {MOST_CLIENTS} clients those with the widest gap in accuracy are. All are "
+        "in the file for spreadsheets beside this page (.groups.csv)."
+    )
+    each = f"{build_table(head, rows)}<p class='caption'>{legend}</p>"
     return (
-        f"<h2 id='{name_figure('groups', number)}'>Groups</h2>{build_table(*gaps)}<br>{build_table(*rates)}"
+        f"<h2 id='{name_figure('by-group', number)}'>Groups</h2>{build_table(*gaps)}<br>{build_table(*rates)}"
         f"<p class='caption'>{escape(say_group_legend(study))}</p>"
+        + (f"<details><summary>Gaps of each client</summary>{each}</details>" if rows else "")
     )
 
 

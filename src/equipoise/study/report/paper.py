@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from equipoise.study.report.charts import (
-    COLOURS,
     NEGATIVE,
+    PAINTS,
     STILL,
     UNCHANGED,
     Arrows,
@@ -23,6 +23,7 @@ from equipoise.study.report.charts import (
     Panel,
     Points,
     Ticks,
+    find_colour,
     find_extent,
     is_shown,
     place_labels,
@@ -97,8 +98,11 @@ def _panel(ax: Any, panel: Panel) -> None:
         ax.set(xticks=[], yticks=[], aspect="equal")
         ax.spines[:].set(color=FRAME, linewidth=0.5)  # a picture without any large value would not be seen at all
         return
-    if panel.y_also:
-        ax.set_ylim(*find_extent(panel)[1])
+    across, up = find_extent(panel)
+    if _named(panel):  # room for the names beside the points
+        ax.set_xlim(across)
+    if _named(panel) or panel.y_also:
+        ax.set_ylim(up)
     if panel.whole:
         ax.xaxis.get_major_locator().set_params(integer=True)
     ax.set_xlabel(_plain(panel.x_label))
@@ -123,9 +127,11 @@ def _label(ax: Any, named: Sequence[Points]) -> None:
     places = [scale * ax.transData.transform((mark.x[0], mark.y[0])) for mark in named]
     points = [(float(x), -float(y)) for x, y in places]  # y grows downwards in `place_labels`
     bounds = (scale * ax.bbox.x0, scale * ax.bbox.x1)
-    for mark, (a, b), (x, y) in zip(
-        named, points, place_labels(points, [3.4 * len(shorten(m.name, 24)) for m in named], 7, bounds), strict=True
-    ):
+    found = place_labels(points, [3.4 * len(shorten(m.name, 24)) for m in named], 7, bounds)
+    for mark, (a, b), place in zip(named, points, found, strict=True):
+        if place is None:
+            continue
+        x, y = place
         ax.annotate(
             _plain(shorten(mark.name, 24)), (mark.x[0], mark.y[0]), (x - a, b - y), textcoords="offset points", fontsize=6,
             ha="center", va="center", in_layout=False,
@@ -133,16 +139,17 @@ def _label(ax: Any, named: Sequence[Points]) -> None:
 
 
 def _mark(ax: Any, mark: Drawing, panel: Panel) -> None:
-    colour = COLOURS[mark.colour % len(COLOURS)]
-    name = _plain(mark.name)
+    paint, again = find_colour(mark.colour)
+    colour, name = PAINTS[paint], _plain(mark.name)
     match mark:
         case Line():
-            style = "--" if mark.dashed else ":" if mark.colour >= len(COLOURS) else "-"
+            style = "--" if mark.dashed else ":" if again else "-"
             ax.plot(mark.x, mark.y, style, color=colour, label=name, linewidth=1.4)
             if len(mark.low):
                 ax.fill_between(mark.x, mark.low, mark.high, color=colour, alpha=0.15, linewidth=0)
         case Points():
-            size, face = 11 if mark.star else 2 if mark.small else 6, "none" if mark.hollow else colour
+            size = 11 if mark.star else 2 if mark.small else 6
+            face = "none" if mark.hollow or again else colour
             ax.plot(
                 mark.x,
                 mark.y,
@@ -155,7 +162,8 @@ def _mark(ax: Any, mark: Drawing, panel: Panel) -> None:
                 linestyle="none",
             )
         case Bars():
-            ax.bar(mark.x, mark.y, mark.span, color=colour, label=name)
+            face = "none" if again else colour
+            ax.bar(mark.x, mark.y, mark.span * 0.95, facecolor=face, edgecolor=colour, linewidth=0.7, label=name)
         case Arrows():
             for row, a, b in zip(mark.rows, mark.start, mark.end, strict=True):
                 if abs(b - a) < STILL:

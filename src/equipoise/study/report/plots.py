@@ -8,7 +8,19 @@ from dataclasses import replace
 import numpy as np
 
 from equipoise.metrics import bootstrap
-from equipoise.study.report.charts import Arrows, Bars, Chart, Line, Panel, Points, Rug, Ticks, count_in_bins
+from equipoise.study.report.charts import (
+    ALONE,
+    GUIDE,
+    Arrows,
+    Bars,
+    Chart,
+    Line,
+    Panel,
+    Points,
+    Rug,
+    Ticks,
+    count_in_bins,
+)
 from equipoise.study.report.figures import EXPLAINED, Study
 from equipoise.study.report.groups import list_gaps, list_group_names, measure_pooled
 from equipoise.study.report.headline import tell
@@ -70,11 +82,6 @@ def _order(study: Study) -> list[int]:
     """Clients with test data, from the worst under FedAvg to the best; without FedAvg, under the first method."""
     values = study.mean_final(study.reference or study.methods[0])
     return [int(i) for i in np.argsort(values) if not np.isnan(values[i])]
-
-
-def _same_rounds(study: Study, method: str) -> list[float]:
-    """The rounds after which a method was evaluated. They are the same for all seeds."""
-    return [float(r) for r in study.curve(method, next(iter(study.runs[method])))[0]]
 
 
 # --------------------------------------------------------------------------- who gained, who paid
@@ -151,20 +158,21 @@ def draw_domains(study: Study) -> Chart | None:
 @register_plot
 def draw_convergence(study: Study) -> Chart | None:
     """AVG, STD and MIN over rounds, a line per method. Needs more than one evaluated round."""
-    if all(len(_same_rounds(study, method)) < 2 for method in study.methods):
+    aligned = {method: study.align(method) for method in study.methods}
+    if all(len(rounds) < 2 for rounds, _ in aligned.values()):
         return None  # a single point is no curve
     panels = []
     for name in ("AVG", "STD", "MIN"):
         lines = []
-        for method, runs in study.runs.items():
-            mean, low, high = find_band([study.trace(method, seed, name) for seed in runs])
+        for method, (rounds, seeds) in aligned.items():
+            mean, low, high = find_band([np.array([study.measure(name, row) for row in values]) for values in seeds])
             dashed = method not in (study.reference, *study.rivals)
-            lines.append(Line(method, _same_rounds(study, method), mean, study.colour(method), low, high, dashed))
+            lines.append(Line(method, rounds.tolist(), mean, study.colour(method), low, high, dashed))
         panels.append(Panel(name, lines, "round", f"{name} in percent", whole=True))
     panels.append(_draw_picked(study))
     caption = (
         f"AVG, STD (ddof {study.view.ddof}) and MIN over {study.view.over} of the test {study.score}; line: mean over "
-        "seeds, band: their range. The "
+        "seeds, band: their range; a run that has ended keeps its last values. The "
         "last panel shows one client (of many clients: its group), first the one that is worst at the end."
     )
     return Chart("convergence", "Convergence", caption, panels)
@@ -175,11 +183,11 @@ def _draw_picked(study: Study) -> Panel:
     order = _order(study)
     rows = group_names(order, study.any.clients)
     lines = []
-    for method, runs in study.runs.items():
-        rounds = _same_rounds(study, method)
+    for method in study.methods:
+        rounds, seeds = study.align(method)
         kept = np.unique(np.linspace(0, len(rounds) - 1, min(len(rounds), COLUMNS)).astype(int))
-        curves = 100 * np.mean([study.curve(method, seed)[1] for seed in runs], axis=0)[kept]
-        places = [rounds[i] for i in kept]
+        curves = 100 * np.mean(seeds, axis=0)[kept]
+        places = rounds[kept].tolist()
         dashed = method not in (study.reference, *study.rivals)
         for name, members in rows:
             values = [average(row, members) for row in curves]
@@ -233,19 +241,20 @@ def draw_pareto(study: Study) -> Chart | None:
         )
         marks: list[Points | Line] = []
         if len(front) > 1:
-            marks.append(Line("Pareto front", [p[0] for p in front], [p[1] for p in front], 6, dashed=True))
+            marks.append(Line("Pareto front", [p[0] for p in front], [p[1] for p in front], GUIDE, dashed=True))
         marks += [
             Points(m, [p[0]], [p[1]], study.colour(m), [f"{m}: {figure} {p[0]:.1f}, AVG {p[1]:.1f}"], label=True)
             for m, p in place.items()
         ]
         for name, points in find_sweeps(study):
             path = [place[m] for _, m in points]
-            marks.append(Line(f"sweep of {name}", [p[0] for p in path], [p[1] for p in path], 5))
+            marks.append(Line(f"sweep of {name}", [p[0] for p in path], [p[1] for p in path], GUIDE))
         panels.append(Panel("", marks, f"{figure} in percent", "AVG in percent"))
     caption = (
         f"Utility (AVG) against fairness: STD (ddof {study.view.ddof}; left is fairer) and MIN (right is fairer) over "
         f"{study.view.over}, mean over seeds. The dashed line joins the methods that no other one beats in both; "
-        "local-only and centralised training are not counted. Sweeps of a parameter are joined."
+        "local-only and centralised training are not counted. Sweeps of a parameter are joined. Names are written where "
+        "there is room."
     )
     return Chart("pareto", "Utility against fairness", caption, panels)
 
@@ -386,8 +395,8 @@ def _ranges(
         if len(shown) > 2 * MOST_ROWS:
             shown = {name: float(np.quantile(list(named.values()), part)) for part, name in QUARTILES.items()}
         spots, notes = list(shown.values()), [f"{name}: {v:.3f}" for name, v in shown.items()]
-        marks.append(Line("range", [min(spots), max(spots)], [float(i)] * 2, 6))
-        marks.append(Points("local_only", spots, [float(i)] * len(spots), 0, notes))
+        marks.append(Line("range", [min(spots), max(spots)], [float(i)] * 2, GUIDE))
+        marks.append(Points("local_only", spots, [float(i)] * len(spots), ALONE, notes))
     caption += f" Of more than {2 * MOST_ROWS} clients the smallest, the quartiles and the largest are shown."
     ticks = {float(i): name for i, name in enumerate(rows)}
     return (

@@ -1,8 +1,8 @@
 """Charts as SVG for the page. Colours are CSS classes, so that the page can be light, dark or printed.
 
 Places along the x axis are percentages of a plot's width, so that text has the same size on a wide and on a narrow
-screen. Lines cannot have percentages: they are drawn 1,000 units wide, and stretched. Titles and labels lie outside of
-the plot, in the margins of its element.
+screen. Lines cannot have percentages: they are drawn 1,000 units wide, and stretched. Labels lie outside of the plot, in
+the margins of its element; titles are paragraphs, which a narrow screen breaks into lines.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from html import escape
 
 from equipoise.study.report.alternatives import describe
 from equipoise.study.report.charts import (
-    COLOURS,
     STILL,
     Arrows,
     Bars,
@@ -26,6 +25,7 @@ from equipoise.study.report.charts import (
     Points,
     Ticks,
     choose_ticks,
+    find_colour,
     find_extent,
     is_shown,
     place_labels,
@@ -114,8 +114,9 @@ def _legend(chart: Chart) -> str:
 
 
 def _classes(colour: int) -> str:
-    """The CSS classes of a colour. When all colours are used up, they come again with another style of line."""
-    return f"c{colour % len(COLOURS)}" + (" again" if colour >= len(COLOURS) else "")
+    """The CSS classes of a colour. When all colours are used up, they come again with another style."""
+    name, again = find_colour(colour)
+    return f"{name} again" if again else name
 
 
 # --------------------------------------------------------------------------- a panel
@@ -128,7 +129,7 @@ def _panel(panel: Panel) -> str:
     turned = 5.0 * min(16, max(map(len, panel.x_ticks.values()))) if crowded else 0.0  # names that lean by 45 degrees
     left = max(16 + 6.4 * longest if panel.rows else 54.0, turned)
     shaded = next((mark for mark in panel.marks if isinstance(mark, Cells)), None)
-    top = (26.0 if panel.title else 10.0) + (22.0 if shaded else 0.0)
+    top = 10.0 + (22.0 if shaded else 0.0)
     bottom = (30.0 + turned if crowded else 24.0) + (16.0 if panel.x_label else 0.0)
     inner = max(60.0, 20.0 * len(panel.y_ticks) if panel.rows else 280.0 if panel.wide else 250.0)
 
@@ -141,12 +142,11 @@ def _panel(panel: Panel) -> str:
 
     least = _width_needed(panel, crowded)
     style = f"margin:{top:g}px {RIGHT:g}px {bottom:g}px {left:g}px;width:calc(100% - {left + RIGHT:g}px)"
-    out = [
+    out = [f'<p class="title" style="margin-left:{left:g}px">{escape(panel.title)}</p>'] if panel.title else []
+    out += [
         f'<svg class="plot" height="{inner:g}" style="{style};min-width:{least:.0f}px" role="img" tabindex="0" '
         f'aria-label="{escape(describe(panel))}">'
     ]
-    if panel.title:
-        out.append(f'<text class="title" x="0" y="{16 - top:g}">{escape(shorten(panel.title, 60))}</text>')
     if shaded:
         out.append(_shades(shaded, -18.0))
     if panel.y_label:
@@ -165,7 +165,7 @@ def _panel(panel: Panel) -> str:
 def _width_needed(panel: Panel, crowded: bool) -> float:
     """The pixels that a plot needs to be readable; on a narrower screen it can be scrolled."""
     names = [len(shorten(name, 18)) for name in panel.x_ticks.values()]
-    named = 13.0 * len(names) if crowded else (6.4 * max(names, default=0) + 6) * len(names)
+    named = 18.0 * len(names) if crowded else (6.4 * max(names, default=0) + 6) * len(names)
     bars = 3.0 * sum(len(mark.x) for mark in panel.marks if isinstance(mark, Bars))
     cells = 4.0 * max((len(mark.values[0]) for mark in panel.marks if isinstance(mark, Cells)), default=0)
     return max(150.0, named, bars, cells)
@@ -226,15 +226,17 @@ def _bands(panel: Panel, x: Scale, y: Scale, inner: float) -> list[str]:
 
 
 def _labels(panel: Panel, x: Scale, y: Scale) -> list[str]:
-    """The names beside points. They are hidden and shown together with the points."""
+    """The names beside points, as far as there is room. They are hidden and shown together with the points."""
     named = [mark for mark in panel.marks if isinstance(mark, Points) and mark.label and len(mark.x)]
     texts = [shorten(mark.name, 24) for mark in named]
     points = [(x(mark.x[0]) / 100 * NARROW, y(mark.y[0])) for mark in named]
-    places = place_labels(points, [6.8 * len(text) for text in texts], 14, (-50, NARROW + RIGHT))
+    places = place_labels(points, [6.8 * len(text) for text in texts], 14, (0, NARROW + RIGHT))
     return [
         f'<g class="s" data-s="{escape(mark.name)}"><text class="name" x="{x(mark.x[0]):.2f}%" dx="{at - own:.1f}" '
         f'y="{middle + 4:.1f}" text-anchor="middle">{escape(text)}</text></g>'
-        for mark, text, (own, _), (at, middle) in zip(named, texts, points, places, strict=True)
+        for mark, text, (own, _), place in zip(named, texts, points, places, strict=True)
+        if place is not None
+        for at, middle in (place,)
     ]
 
 

@@ -13,8 +13,11 @@ from equipoise.study.report.groups import (
     build_gap_table,
     build_rate_table,
     define_gap,
+    list_group_figures,
     list_group_names,
     measure_pooled,
+    measure_worst_group,
+    say_gap,
     say_group_legend,
 )
 from equipoise.study.report.notices import find_notices, tell_notices
@@ -177,7 +180,9 @@ def write_csv(study: Study) -> str:
         figures = {name: (value, study.define(name)) for name, value in study.table[method].items()}
         if list_group_names(study.any)[1]:
             gaps = measure_pooled(study, method)
-            figures |= {f"gap in {n.replace('_', ' ')}": (value, define_gap(n)) for n, value in gaps.items()}
+            figures |= {f"gap in {say_gap(n)}": (value, define_gap(n)) for n, value in gaps.items()}
+            worst = f"the smallest {study.score} of a group, over all clients' test samples together"
+            figures["worst group"] = measure_worst_group(study, method)[1], worst
         for name, (value, definition) in figures.items():
             cells = ["" if math.isnan(v) else repr(v) for v in (value.mean, value.half, value.low, value.high)]
             names = [_safe(study.name), _safe(method), len(study.runs[method]), name]
@@ -212,6 +217,21 @@ def write_clients(study: Study) -> str:
                     interval = bootstrap(float(score), int(count)) if is_share else (score, math.nan, math.nan)
                     cells = ["" if math.isnan(v) else repr(float(v)) for v in (*interval, loss)]
                     writer.writerow([*names, *cells[:3], int(count), cells[3], held_out])
+    return out.getvalue()
+
+
+def write_groups(study: Study) -> str:
+    """What each group of samples got at each client, and at all clients together, with the gaps between groups, as CSV.
+
+    Values have their 95 % intervals over test samples. Those of too few samples are empty.
+    """
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["data", "method", "seed", "client", "figure", "group", "value", "low", "high", "samples"])
+    for method, seed, client, found in list_group_figures(study):
+        names = [_safe(study.name), _safe(method), seed, _safe(client), found.figure, _safe(found.group)]
+        numbers = ["" if math.isnan(value) else repr(value) for value in (found.value, found.low, found.high)]
+        writer.writerow([*names, *numbers, found.samples])
     return out.getvalue()
 
 

@@ -75,12 +75,11 @@ def draw_unseen(study: Study) -> Chart | None:
     shown = ("mean",) if len(study.any.unseen) == 1 else ("mean", "worst")
     for name in shown:
         lines = []
-        for method, runs in study.runs.items():
-            curves = [study.curve(method, seed, split=UNSEEN) for seed in runs]
-            of_all = [values.mean(1) if name == "mean" else values.min(1) for _, values in curves]
-            mean, low, high = find_band(of_all)
+        for method in study.methods:
+            rounds, seeds = study.align(method, split=UNSEEN)
+            mean, low, high = find_band([values.mean(1) if name == "mean" else values.min(1) for values in seeds])
             dashed = method not in (study.reference, *study.rivals)
-            lines.append(Line(method, curves[0][0].tolist(), mean, study.colour(method), low, high, dashed))
+            lines.append(Line(method, rounds.tolist(), mean, study.colour(method), low, high, dashed))
         title = study.any.unseen[0] if len(shown) == 1 else f"{name} of {len(study.any.unseen)} unseen clients"
         panels.append(Panel(title, lines, "round", f"test {study.score} in percent", whole=True))
     caption = "Clients that never trained, on their test data; line: mean over seeds, band: their range."

@@ -104,8 +104,8 @@ def judge(
     if own is not None:
         short = own[:, there] - after
         pushed = (before.mean(0) >= own[:, there].mean(0) - DIGIT) & (short.mean(0) > DIGIT)
-        what = "pushed below what training alone gives"
-        reasons.append(_of_clients("alone", names, pushed, short, f"nobody was {what}", f"were {what}"))
+        what = "fell below what training alone gives"
+        reasons.append(_of_clients("alone", names, pushed, short, f"nobody {what}", what))
     return Verdict(method, tuple(reasons))
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 
+from equipoise.grammar import say_count
 from equipoise.metrics import Interval
 from equipoise.study.report.charts import Bars, Chart, Line, Panel, Points
 from equipoise.study.report.headline import say_half
@@ -87,7 +88,7 @@ def _outcome(plan: Plan, choice: Choice, judgement: Judgement) -> str:
 def say_training(training: Training) -> str:
     """Local training in a few words."""
     count, unit = (training.epochs, "epoch") if training.steps is None else (training.steps, "step")
-    return f"lr {training.lr:g}, {count} {unit}{'s' if count > 1 else ''}, batch {training.batch or 'full'}"
+    return f"lr {training.lr:g}, {say_count(count, unit)}, batch {training.batch or 'full'}"
 
 
 def _percent(value: Interval) -> str:
