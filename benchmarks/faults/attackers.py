@@ -21,7 +21,7 @@ from equipoise.data.sets.clinics import PROTOCOL, SIZES, VALIDATION
 from equipoise.data.sets.scanners import deal_scans
 from equipoise.engine.checks import DEPLOYMENT_CHECKS, Checks, Expected
 from equipoise.engine.desk import Heard, SimulatedDesk
-from equipoise.engine.guard import DEPLOYMENT_GUARD
+from equipoise.engine.guard import DEPLOYMENT_GUARD, GUARD_BESIDE_ROBUST
 from equipoise.engine.loop import proceed
 from equipoise.engine.runners import Errand, Runner, open_runner
 from equipoise.engine.settings import Settings
@@ -199,7 +199,7 @@ def attack_run(
 DEFENCES: dict[str, tuple[Guard | None, bool]] = {
     "no defence": (None, False),
     "guard": (DEPLOYMENT_GUARD, False),
-    "guard + robust": (DEPLOYMENT_GUARD, True),
+    "guard + robust": (GUARD_BESIDE_ROBUST, True),
 }
 
 

@@ -323,6 +323,9 @@ class Shape(Part):
     comes_first: ClassVar[bool] = False
     """Whether it stands before all others, in any sum of methods; what it returns is then, for all later parts, what
     the clients reported."""
+    finds_attackers: ClassVar[bool] = False
+    """Whether it refuses clients whose updates go against the others', so that a guard may leave honest ones more
+    room."""
 
     @property
     def includes_buffers(self) -> bool:
@@ -430,6 +433,11 @@ class Share(Part):
     def begin(self, cohort: int) -> Shared:
         """What clients receive in the first round, in which `cohort` clients take part."""
         return {}
+
+    def scale_capped(self, weights: Tensor) -> Tensor:
+        """Of a part that sends a `weight` per client: these weights `[m]`, which a guard has changed with the same sum, with
+        the size that they should have. By default as they are."""
+        return weights
 
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
         """What to send, for all clients or one row per client, and the part's next state.

@@ -556,6 +556,8 @@ class Round:
     reported_rows: Tensor | None = None  # [m, G], local minus global model; None where only their sum is known
     shaped_rows: Updates | None = None  # the same after the `shape` parts so far
     columns: Columns = ALL  # which columns are here
+    # [m], the factors that the clients put on their losses because the server sent them (EAGLE's); None: no part does.
+    loss_weights: Tensor | None = None
 
     @property
     def slices(self) -> tuple[slice, ...]:
@@ -634,6 +636,7 @@ class Shaped(NamedTuple):
     updates: Updates  # the round's updates, edited
     state: Remembered = {}  # the part's next state
     figures: Mapping[str, Tensor] = {}  # values behind the edit, [m] or [] each: they go into the records
+    refused: Tensor | None = None  # [m] bool, whose reports and buffers must not count, either; None: nobody's
 
 
 class Weighed(NamedTuple):
@@ -676,6 +679,11 @@ class Memory:
     round: int = 0  # the next round, counted from 0
     parts: Mapping[str, Remembered] = field(default_factory=dict)  # `Part.key` -> the state of that part
     shared: Shared = field(default_factory=dict)  # sent with the next broadcast
+
+    def find_loss_weights(self, clients: Iterable[int]) -> Tensor | None:
+        """The weights `[m]` that these clients were sent for their own losses; None: no part sends any."""
+        rows = self.shared.get("weight")
+        return rows.take(clients).double() if isinstance(rows, PerClient) else None
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,21 @@ from equipoise import EquipoiseError, EquipoiseWarning, aggregate, parse
 from equipoise.engine.desk import SimulatedDesk
 from equipoise.engine.guard import (
     DEPLOYMENT_GUARD,
+    GUARD_BESIDE_ROBUST,
     KEY,
     CappedShare,
     CappedWeigh,
     Guard,
     cap,
     cap_weights,
+    choose_guard,
     clip_replies,
     clip_to_cohort,
+    raise_to_zero,
 )
 from equipoise.engine.simulation import run
 from equipoise.method import METHODS
-from equipoise.types import REPORTS, PerClient, Replies, Server
+from equipoise.types import REPORTS, Memory, PerClient, Replies, Server
 from kit import blobs
 
 positive = st.floats(0, 1e12, allow_nan=False)
@@ -54,6 +57,14 @@ def test_a_cap_that_binds_nobody_changes_nothing():
     torch.testing.assert_close(cap(weights, torch.full((3,), 0.6)), weights, rtol=0, atol=1e-15)
     signed = torch.tensor([-0.1, 0.3, 0.4]).double()  # EAGLE's weights may be negative
     torch.testing.assert_close(cap(signed, torch.full((3,), 0.6)), signed)
+
+
+def test_no_weight_is_negative():
+    found = raise_to_zero(torch.tensor([-1.0, 1.0, 3.0]).double())
+    assert found.tolist() == [0.0, 0.75, 2.25]  # the same sum
+    assert raise_to_zero(torch.tensor([-2.0, 1.0]).double()).tolist() == [0.5, 0.5]  # the sum says nothing any more
+    usual = torch.tensor([0.2, 0.8]).double()
+    torch.testing.assert_close(raise_to_zero(usual), usual, rtol=0, atol=1e-15)
 
 
 def test_reports_are_clipped_on_both_sides():
@@ -171,6 +182,36 @@ def test_long_updates_are_shortened_and_not_refused():
     replies, notes = hear([[3.0, 4.0], [0.0, 5.0], [5.0, 0.0], [60.0, 80.0], [1e20, 0.0]])
     torch.testing.assert_close(replies.updates[3:], torch.tensor([[9.0, 12.0], [15.0, 0.0]]))
     assert len(notes) == 2
+
+
+def test_a_client_that_was_told_to_train_further_is_not_shortened_for_it():
+    """EAGLE's weights lengthen updates: 5 times the weight, 5 times the length. The fifth has no such excuse."""
+    rows = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [5.0, 0.0], [5.0, 0.0]])
+    sent = PerClient({i: torch.tensor(w) for i, w in enumerate([1.0, 1.0, 1.0, 5.0, 1.0])})
+    server = Server(torch.zeros(2), {}, Memory(shared={"weight": sent}))
+    heard = clip_replies(DEPLOYMENT_GUARD, server, Replies(tuple(range(5)), {}, rows))[1]
+    assert heard.updates[:, 0].tolist() == [1, 1, 1, 5, 3]
+
+
+def test_a_false_gap_turns_nobody_backwards():
+    """A gap a hundred times too large made all honest clients' weights negative: they trained away from their data."""
+    gaps = torch.tensor([0.1, 0.2, 0.3, 0.2, 0.1, 100.0])
+    reports = {"samples": torch.full((6,), 10.0), "gap": gaps}
+    facts = {"clients": range(6), "reports": reports, "num_clients": 6, "rounds": 3}
+    method, rows = parse("eagle(lam=2.0)"), torch.ones(6, 4)
+    free = aggregate(method, torch.zeros(4), rows, **facts).server.find_loss_weights(range(6))
+    kept = aggregate(cap_weights(method, DEPLOYMENT_GUARD), torch.zeros(4), rows, **facts).server
+    assert bool((free[:5] < 0).all())
+    weights = kept.find_loss_weights(range(6))
+    assert bool((weights >= 0).all())
+    assert float(weights[5] / weights.sum()) <= 2 / 6 + 1e-6
+    assert float(weights.norm()) == pytest.approx(float(free.norm()))  # EAGLE's norm stays what it is to be
+
+
+def test_who_is_refused_otherwise_leaves_the_others_more_room():
+    assert choose_guard(parse("eagle")) is DEPLOYMENT_GUARD
+    assert choose_guard(parse("eagle + robust")) is GUARD_BESIDE_ROBUST
+    assert GUARD_BESIDE_ROBUST.share > DEPLOYMENT_GUARD.share
 
 
 def test_no_client_has_more_than_its_cap_whatever_it_reports():

@@ -7,6 +7,8 @@ import faults
 from equipoise import EquipoiseError, aggregate, parse
 from equipoise.engine.guard import DEPLOYMENT_GUARD
 from equipoise.parts.robust import clip_lengths, find_centre, find_company
+from equipoise.rounds.server import server_round
+from equipoise.types import Memory, PerClient, Replies, Server, Setting
 
 HONEST = torch.tensor([[1.0, 0.2, 0.0], [1.0, -0.2, 0.1], [1.1, 0.0, 0.1], [0.9, 0.1, -0.1], [1.0, 0.0, 0.0]])
 MINORITY = torch.tensor([[-0.1, 1.0, 0.3]])  # unlike the others, nearly upright on them
@@ -126,6 +128,35 @@ def test_it_comes_first_in_every_sum_and_later_parts_see_what_it_lets_through():
     lengths = merge(rows, "fedmgda_plus + robust").server.parts  # normalises the updates that were reported
     assert lengths is not None
     assert float(merge(rows, "fedmgda_plus + robust").theta[0]) > 0
+
+
+def test_what_a_refused_client_reports_does_not_count():
+    """q-FFL would give it all of the weight for its loss of 1e6; it counts with the middle one of the others' losses."""
+    rows = torch.cat([HONEST, REVERSED])
+    reports = {"samples": torch.ones(6), "loss": torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 1e6])}
+    facts = {"clients": range(6), "num_clients": 6, "rounds": 3}
+    method = parse("qffl(q=1, lr=0.1) + robust")
+    found = aggregate(method, torch.zeros(3), rows, reports=reports, **facts)
+    reports["loss"][5] = 3.0
+    torch.testing.assert_close(found.theta, aggregate(method, torch.zeros(3), rows, reports=reports, **facts).theta)
+
+
+def test_the_statistics_of_a_refused_client_do_not_count():
+    """Buffers, such as the means and variances of batch normalisation, are those of the five honest clients."""
+    method, buffers = parse("fedavg + robust"), {"mean": torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 1e6])[:, None]}
+    replies = Replies(tuple(range(6)), {"samples": torch.ones(6)}, torch.cat([HONEST, REVERSED]), buffers=buffers)
+    server = Server(torch.zeros(3), {"mean": torch.zeros(1)})
+    after, _ = server_round(method, server, replies, Setting(num_clients=6, rounds=3))
+    assert after.buffers["mean"].tolist() == [3.0]
+
+
+def test_directions_are_judged_by_what_the_server_asked_for():
+    """A client that was sent a negative weight for its loss trains backwards, because it was told to."""
+    rows = torch.cat([HONEST, -HONEST[:1]])
+    sent = PerClient({i: torch.tensor(w) for i, w in enumerate([1.0] * 5 + [-1.0])})
+    found = merge(rows, server=Memory(1, {}, {"weight": sent}))
+    assert found.figures["stands against"].tolist() == [0] * 6
+    assert merge(rows).figures["stands against"].tolist() == [0] * 5 + [1]
 
 
 @pytest.mark.parametrize(("name", "value"), [("length", 0.5), ("against", -0.1), ("rounds", 0)])

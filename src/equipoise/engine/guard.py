@@ -20,7 +20,7 @@ from equipoise.engine.checks import COHORT, find_columns
 from equipoise.errors import EquipoiseError
 from equipoise.grammar import require
 from equipoise.method import Method
-from equipoise.parts.robust import clip_lengths
+from equipoise.parts.robust import clip_lengths, find_scales
 from equipoise.parts.weights import shares
 from equipoise.roles import Part, Phase, Share, Weigh
 from equipoise.types import REPORTS, PerClient, Replies, Round, Sent, Server, Shared, State, Weighed
@@ -50,6 +50,13 @@ class Guard:
 
 
 DEPLOYMENT_GUARD = Guard()
+# Where those who go against the others are refused, with what they report, honest ones may differ more.
+GUARD_BESIDE_ROBUST = Guard(share=3.0, clip=6.0)
+
+
+def choose_guard(method: Method) -> Guard:
+    """The guard of a deployment of this method."""
+    return GUARD_BESIDE_ROBUST if any(part.finds_attackers for part in method.shape) else DEPLOYMENT_GUARD
 
 
 def cap_weights(method: Method, guard: Guard) -> Method:
@@ -94,7 +101,8 @@ def clip_replies(guard: Guard, server: Server, replies: Replies) -> tuple[Server
     updates = replies.updates
     if updates is not None:
         said = Updates(updates, columns=replies.columns).norms()
-        factors = clip_lengths(said.square(), guard.length)
+        scales = find_scales(server.memory.find_loss_weights(replies.clients), len(said))
+        factors = clip_lengths((said / scales).square(), guard.length)
         if note(said, said * factors, "sent an update of length"):
             updates = updates * factors.to(updates.dtype)[:, None]
     parts = {**server.memory.parts, **({KEY: memory} if memory else {})}
@@ -149,6 +157,21 @@ def cap(weights: Tensor, limits: Tensor) -> Tensor:
         if bool(full.all()):
             break
     return torch.where(weights < 0, -part, part) * total
+
+
+def raise_to_zero(weights: Tensor) -> Tensor:
+    """Weights with the same total, none of them negative.
+
+    A negative weight turns a client's training against it. Weights that follow from what others report (EAGLE's) could be
+    driven there by one of them.
+
+    >>> raise_to_zero(torch.tensor([-0.5, 0.5, 1.0]))
+    tensor([0.0000, 0.3333, 0.6667])
+    """
+    total, raised = weights.sum(), weights.clamp(min=0)
+    if not bool(total > 0):  # nothing is left to go by
+        return torch.full_like(weights, float(total.abs()) / len(weights))
+    return raised * (total / raised.sum())
 
 
 def _limits(share: float, round: Round, by_samples: bool) -> Tensor:
@@ -207,7 +230,7 @@ class CappedWeigh(_Around, Weigh):
 
     def __call__(self, round: Round, state: State) -> Weighed:
         found = self.inner(round, state)
-        weights = cap(found.weights.double(), _limits(self.share, round, "samples" in self.needs))
+        weights = cap(raise_to_zero(found.weights.double()), _limits(self.share, round, "samples" in self.needs))
         return found._replace(weights=weights, figures={**found.figures, "unguarded weight": found.weights})
 
 
@@ -242,7 +265,8 @@ class CappedShare(_Around, Share):
             raise EquipoiseError(
                 f"`{self.inner.name}` (share) gives a `{WEIGHT}`: it must send it as `weight`, one row per client."
             )
-        weights = cap(rows.take(round.clients).double(), _limits(self.share, round, "samples" in self.needs))
+        weights = raise_to_zero(rows.take(round.clients).double())
+        weights = self.inner.scale_capped(cap(weights, _limits(self.share, round, "samples" in self.needs)))
         rows = rows.put(round.clients, weights)
         kept = (
             {**found.state, "weight": rows} if "weight" in found.state else found.state

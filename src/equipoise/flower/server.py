@@ -13,7 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from equipoise.engine.checkpoints import FOLDER, Checkpoints, discard, find_saved
 from equipoise.engine.checks import DEPLOYMENT_CHECKS
-from equipoise.engine.guard import DEPLOYMENT_GUARD
+from equipoise.engine.guard import choose_guard
 from equipoise.engine.loop import begin_run, proceed
 from equipoise.engine.result import RoundRecord, Run
 from equipoise.engine.settings import Settings
@@ -163,7 +163,7 @@ def settle(plan: Plan, desk: FlowerDesk, on_note: Callable[[str], None] | None =
         loss=plan.loss or None,
         metrics=split_list(plan.metrics),
         checks=asked,
-        guard=DEPLOYMENT_GUARD if plan.guard else None,
+        guard=choose_guard(plan.chosen) if plan.guard else None,
         limits={"round_timeout": plan.round_timeout, "start_timeout": plan.start_timeout, "min_sites": plan.min_sites},
     )
     if plan.min_sites is None:

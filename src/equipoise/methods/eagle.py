@@ -53,9 +53,14 @@ def gap_weights(gap: Tensor, lam: float, norm: Norm = "none", floor: float | Non
     if floor is not None:
         clipped = weights.clamp(min=floor)
         weights = clipped * (K / clipped.sum())
+    return normalise(weights, norm)
+
+
+def normalise(weights: Tensor, norm: Norm) -> Tensor:
+    """Weights `[K]` scaled to the norm `sqrt(K)` or 1, or as they are."""
     if norm == "none":
         return weights
-    return weights / torch.linalg.vector_norm(weights) * (K**0.5 if norm == "sqrtK" else 1.0)
+    return weights / torch.linalg.vector_norm(weights) * (len(weights) ** 0.5 if norm == "sqrtK" else 1.0)
 
 
 def describe_gaps(round: Round, weights: Tensor, lam: float) -> Tensors:
@@ -98,6 +103,10 @@ class GapShare(Share, needs=("gap",), gives=("shared weight",), remembers="its n
     def begin(self, cohort: int) -> Shared:
         """The weight of equal gaps, for every client."""
         return {"weight": first_weights(self.norm, cohort)}
+
+    def scale_capped(self, weights: Tensor) -> Tensor:
+        """The weights that a guard has changed, with the norm that they are to have."""
+        return normalise(weights, self.norm)
 
     def __call__(self, round: Round, theta: Tensor, state: State) -> Sent:
         last = state.rows("weight", default=first_weights(self.norm, len(round.clients)).default)

@@ -68,6 +68,21 @@ def find_company(gram: Tensor) -> tuple[Tensor, Tensor]:
     return centre, cosines
 
 
+def find_scales(loss_weights: Tensor | None, count: int) -> Tensor:
+    """By what the updates `[m]` of `count` clients are divided before they are compared.
+
+    A client that was sent a weight for its loss (EAGLE's) trains as many times as far, and backwards if the weight is
+    negative: that is the server's doing. One that was sent a small weight may still be as long as the others.
+
+    >>> find_scales(torch.tensor([-2.0, 0.0, 0.5, 3.0], dtype=torch.float64), 4)
+    tensor([-2.,  1.,  1.,  3.], dtype=torch.float64)
+    """
+    if loss_weights is None:
+        return torch.ones(count, dtype=torch.float64)
+    weights = loss_weights.double()
+    return torch.where(weights < 0, -1.0, 1.0) * weights.abs().clamp(min=1)
+
+
 def clip_lengths(squares: Tensor, limit: float) -> Tensor:
     """Factors `[m]` that bring updates of squared lengths `squares [m]` down to `limit` times the median length.
 
@@ -90,6 +105,7 @@ class AgainstCohort(Shape, by_columns=()):
     """
 
     comes_first: ClassVar[bool] = True  # other parts see only what it lets through
+    finds_attackers: ClassVar[bool] = True
 
     length: float = 3.0  # largest length of an update, in medians of the round
     against: float = (
@@ -106,8 +122,10 @@ class AgainstCohort(Shape, by_columns=()):
         updates, m = round.updates, len(round.clients)
         if m < COHORT:
             return Shaped(updates, state)
-        factors = clip_lengths(updates.gram.diagonal(), self.length)
-        clipped = updates.gram * factors * factors[:, None]
+        scales = find_scales(round.loss_weights, m)
+        compared = updates.gram / scales / scales[:, None]
+        factors = clip_lengths(compared.diagonal(), self.length)
+        clipped = compared * factors * factors[:, None]
         centre, cosines = find_company(clipped)
         usual = cosines[cosines > 0].median() if bool((cosines > 0).any()) else cosines.new_zeros(())
         before = state.rows("sums", default=cosines.new_zeros(3))
@@ -116,10 +134,11 @@ class AgainstCohort(Shape, by_columns=()):
         sums = sums + judged[:, None] * torch.stack([cosines, usual.expand(m), torch.ones_like(cosines)], 1)
         refused = sums[:, 0] < -self.against * sums[:, 1]
         coefficients = torch.diag(factors)
-        coefficients[refused] = centre * factors
+        coefficients[refused] = scales[refused, None] * (centre * factors / scales)
         direction = sums[:, 0] / sums[:, 1].clamp(min=torch.finfo(sums.dtype).tiny)
         return Shaped(
             updates.with_coefficients(coefficients),
             {"sums": before.put(round.clients, sums)},
             {"shortened to": factors, "direction": direction.clamp(-9, 9), "stands against": refused.double()},
+            refused,
         )

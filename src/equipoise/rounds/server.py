@@ -63,6 +63,7 @@ class Aggregated:
     server: Memory  # what the server remembers; pass it back in the next round
     tensor_weights: Tensor | None = None  # [m, tensors], for merges that weigh each tensor by itself
     evaluated: Tensor | None = None  # [G], the model to score if it is not theta
+    refused: Tensor | None = None  # [m] bool, whom a `shape` part refused
     figures: Mapping[str, Tensor] = field(default_factory=dict)  # values behind weights and steps, [m] or [] each
     warnings: tuple[str, ...] = ()  # what a reader of the results should know
 
@@ -180,9 +181,11 @@ def _aggregate(
     assert rows is not None
     check_inputs(theta, rows, clients, reports, setting, columns)
     stack = None if updates is None else Updates(updates, columns=columns)
-    round = Round(theta, clients, KnownReports(reports), memory.round, setting, updates, stack, columns)
+    weights = memory.find_loss_weights(clients)
+    round = Round(theta, clients, KnownReports(reports), memory.round, setting, updates, stack, columns, weights)
     parts = Parts(memory, reports, lent)
     figures: dict[str, Tensor] = {}
+    refused: Tensor | None = None
     for shape in method.shape:
         shaped = check_result(shape, shape(round, parts.state_of(shape)), Shaped)
         check_rows(shape, shaped, len(clients))
@@ -190,6 +193,9 @@ def _aggregate(
         if shape.comes_first:
             rows = shaped.updates.shaped
             round = replace(round, reported_rows=rows, shaped_rows=Updates(rows, columns=columns))
+        if shaped.refused is not None and bool(shaped.refused.any()) and not bool(shaped.refused.all()):
+            refused = shaped.refused
+            round = replace(round, reports=KnownReports(take_middle(reports, refused)))
         figures |= shaped.figures
         parts.remember(shape, shaped.state)
     weighed = check_result(method.weigh, method.weigh(round, parts.state_of(method.weigh)), Weighed)
@@ -233,6 +239,7 @@ def _aggregate(
         server=Memory(memory.round + 1, parts.remembered, {**memory.shared, **sent}),
         tensor_weights=merged.tensor_weights,
         evaluated=evaluated,
+        refused=refused,
         figures=figures,
         warnings=(weighed.warning,) if weighed.warning else (),
     )
@@ -373,9 +380,27 @@ def _server_round_of_sum(
 
 def _average_buffers(method: Method, replies: Replies, result: Aggregated) -> Tensors:
     """The means of the clients' buffers, with the method's weights where these are convex, otherwise by samples."""
-    if not method.weigh.is_convex:
-        return weighted_mean(replies.buffers, shares(replies.reports["samples"]))
-    return weighted_mean(replies.buffers, result.weights if method.merge.uses_weights else result.weighed)
+    weights = shares(replies.reports["samples"])
+    if method.weigh.is_convex:
+        weights = result.weights if method.merge.uses_weights else result.weighed
+    if result.refused is not None:
+        weights = shares(torch.where(result.refused, 0.0, weights))
+    return weighted_mean(replies.buffers, weights)
+
+
+def take_middle(reports: Reports, refused: Tensor) -> Tensors:
+    """The reports in which the refused clients (`[m]` bool) say what the middle one of the others says.
+
+    >>> take_middle({"loss": torch.tensor([1.0, 2.0, 3.0, 99.0])}, torch.tensor([False, False, False, True]))
+    {'loss': tensor([1., 2., 3., 2.])}
+    """
+
+    def replaced(value: Tensor) -> Tensor:
+        changed = value.clone()
+        changed[refused] = value[~refused].median(0).values
+        return changed
+
+    return {name: replaced(value) for name, value in reports.items()}
 
 
 def weighted_mean(stacks: Tensors, weights: Tensor) -> Tensors:

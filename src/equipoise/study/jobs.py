@@ -11,7 +11,7 @@ from pathlib import Path
 
 from equipoise.data import Federation
 from equipoise.engine.checkpoints import FOLDER, Checkpoints, discard, find_saved
-from equipoise.engine.guard import DEPLOYMENT_GUARD
+from equipoise.engine.guard import choose_guard
 from equipoise.engine.result import RoundRecord, Run
 from equipoise.engine.runners import RunnerName
 from equipoise.engine.settings import Settings
@@ -72,7 +72,7 @@ class Job:
             device=self.device,
             eval_every=self.eval_every,
             threads=threads,
-            guard=DEPLOYMENT_GUARD if self.guard else None,
+            guard=choose_guard(parse(self.method)) if self.guard else None,
             train_scores=self.train_scores,
             until_flat=self.until_flat,
             hold_out=self.hold_out,
