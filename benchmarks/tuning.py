@@ -27,6 +27,11 @@ BENCHMARKS: dict[str, dict[str, int]] = {
     "scanners": {"trials": 8, "seeds": 3},
     "emnist": {"trials": 4, "seeds": 3, "rounds": 60},
     "dirty-mnist": {"trials": 4, "seeds": 3, "rounds": 40},
+    "office-caltech": {"trials": 2, "seeds": 3},
+    "pacs": {"trials": 2, "seeds": 3},
+    "digits": {"trials": 2, "seeds": 3},
+    "mnist-shards": {"trials": 2, "seeds": 3},
+    "cifar10": {"trials": 2, "seeds": 3},
 }
 
 

@@ -239,3 +239,19 @@ def test_the_rule_of_convolutions_against_one_sample_after_the_other(entries, mo
     found = fisher._by_layers(model, {n: p.detach() for n, p in params.items()}, dict(model.named_buffers()), x, y)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-10, atol=1e-14)
+
+
+@pytest.mark.parametrize(
+    ("side", "kernel", "stride"), [(8, 3, 1), (9, 3, 1), (7, 3, 1), (8, 3, 2), (16, 5, 1), (8, 1, 1)]
+)
+def test_many_channels_are_met_where_they_lie(side, kernel, stride):
+    """With over 32 channels and wide rows inputs are not copied; else they are. Both are the sums by definition."""
+    draw = torch.Generator().manual_seed(0)
+    layer = nn.Conv2d(40, 6, kernel, stride, padding=kernel // 2).double()
+    x = torch.randn(3, 40, side, side + 1, generator=draw, dtype=torch.float64)
+    delta = torch.randn(layer(x).shape, generator=draw, dtype=torch.float64)
+    own = {name: value.detach() for name, value in layer.named_parameters()}
+    found = fisher._convolution(layer, own, x, delta)
+    for name, parameter in layer.named_parameters():
+        single = [torch.autograd.grad((layer(x[i : i + 1]) * delta[i]).sum(), parameter)[0] for i in range(3)]
+        torch.testing.assert_close(found[name], torch.stack(single).square().sum(0))

@@ -27,6 +27,7 @@ from equipoise.roles import Report
 from equipoise.types import EquipoiseError, Samples, Tensors, Trained
 
 SAMPLES_AT_ONCE = 256
+IMAGES_AT_ONCE = 64  # with more of them, a network's feature maps no longer fit a processor's cache
 COLUMNS_AT_ONCE = 64  # of a product in a convolution's rule, where it has fewer channels
 ENTRIES_AT_ONCE = 1 << 20  # entries of a convolution's per-sample gradients held at once: 4 MB
 
@@ -57,20 +58,31 @@ def _convolution(layer: nn.Conv2d, own: Tensors, inputs: Tensor, gradient: Tenso
     (high, wide), (down, across), (above, left) = gradient.shape[2:], layer.stride, layer.padding
     outputs, channels, rows, columns = own["weight"].shape
     places = F.pad(inputs.permute(0, 2, 3, 1), (0, 0, left, left, above, above))  # [n, height, width, in]
-    delta = gradient.permute(0, 2, 3, 1).flatten(1, 2).contiguous()  # [n, places, out]
+    delta = gradient.permute(0, 2, 3, 1)  # [n, high, wide, out]
+    bias = delta.sum((1, 2)).square().sum(0)
     starts = [(row * layer.dilation[0], column * layer.dilation[1]) for row in range(rows) for column in range(columns)]
     together = max(1, COLUMNS_AT_ONCE // channels)
+    spare = places.shape[2] - wide
+    in_place = (down, across) == (1, 1) and together == 1 and 4 * spare <= wide
+    if in_place:  # with zeros at the ends of its rows, the gradient meets the inputs of an offset where they lie
+        delta = F.pad(delta, (0, 0, 0, spare))
+    delta = delta.flatten(1, 2).contiguous()  # [n, places, out]
+    if in_place:
+        delta = delta[:, : delta.shape[1] - spare]
+
+    def meet(some: Tensor, y: int, x: int) -> Tensor:
+        if in_place:
+            return some.flatten(1, 2)[:, y * some.shape[2] + x :][:, : delta.shape[1]]
+        return some[:, y : y + down * (high - 1) + 1 : down, x : x + across * (wide - 1) + 1 : across].flatten(1, 2)
+
     sums = own["weight"].new_zeros(outputs, len(starts), channels)
     size = max(1, ENTRIES_AT_ONCE // (outputs * channels * together))
     for some, turned in zip(places.split(size), delta.mT.split(size), strict=True):
         for first in range(0, len(starts), together):
-            met = [
-                some[:, y : y + down * (high - 1) + 1 : down, x : x + across * (wide - 1) + 1 : across]
-                for y, x in starts[first : first + together]
-            ]
-            one = torch.bmm(turned, (met[0] if len(met) == 1 else torch.cat(met, 3)).flatten(1, 2))
+            met = [meet(some, *start) for start in starts[first : first + together]]
+            one = torch.bmm(turned, met[0] if len(met) == 1 else torch.cat(met, 2))
             _add_squares(sums[:, first : first + together], one.unflatten(2, (len(met), channels)))
-    found = {"weight": sums.mT.reshape(own["weight"].shape), "bias": delta.sum(1).square().sum(0)}
+    found = {"weight": sums.mT.reshape(own["weight"].shape), "bias": bias}
     return {name: found[name] for name in own}
 
 
@@ -228,7 +240,9 @@ class Fisher(Report, gives=("fisher",)):
         for part in torch.split(index, SAMPLES_AT_ONCE if self.fim == "sample" else self.batch):
             for x, y, _ in trained.chunks(Samples(part, None)):
                 if self.fim == "sample":
-                    total += trained.layout.join(squared_gradient_sums(*model, x, y, trained.loss))
+                    size = IMAGES_AT_ONCE if x.dim() == 4 else SAMPLES_AT_ONCE
+                    for some, labels in zip(x.split(size), y.split(size), strict=True):
+                        total += trained.layout.join(squared_gradient_sums(*model, some, labels, trained.loss))
                 else:  # a batch counts by its size: the last one may be smaller
                     total += len(y) * trained.layout.join(_squared_mean_gradient(*model, x, y, trained.loss))
         return {"fisher": total / len(index)}
