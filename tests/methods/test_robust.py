@@ -5,7 +5,7 @@ import torch
 
 import faults
 from equipoise import EquipoiseError, aggregate, parse
-from equipoise.engine.guard import DEPLOYMENT_GUARD
+from equipoise.engine.guard import GUARD_BESIDE_ROBUST
 from equipoise.parts.robust import clip_lengths, find_centre, find_company
 from equipoise.rounds.server import server_round
 from equipoise.types import Memory, PerClient, Replies, Server, Setting
@@ -65,10 +65,11 @@ def test_a_reversed_update_is_replaced_by_the_centre_and_the_minority_stays():
     rows = torch.cat([HONEST, MINORITY, REVERSED])
     found = merge(rows)
     assert found.figures["stands against"].tolist() == [0, 0, 0, 0, 0, 0, 1]
-    factors = clip_lengths(rows.double().square().sum(1), 3.0)
-    clipped = rows.double() * factors[:, None]
-    centre = find_centre(clipped[:5] @ clipped[:5].T) @ clipped[:5]  # of those that go along with it
-    expected = (clipped[:6].sum(0) + centre) / 7
+    even = rows.double() * clip_lengths(rows.double().square().sum(1), 1.0)[:, None]
+    centre = (
+        find_centre(even[:5] @ even[:5].T) @ even[:5]
+    )  # of those that go along with it, none longer than the median
+    expected = (rows.double()[:6].sum(0) + centre) / 7
     torch.testing.assert_close(found.theta.double(), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -114,6 +115,27 @@ def test_only_the_first_rounds_are_judged():
         server = merge(torch.cat([HONEST, MINORITY, REVERSED]), method, server).server
     turned = merge(torch.cat([HONEST, REVERSED, MINORITY]), method, server)
     assert turned.figures["stands against"].tolist() == [0, 0, 0, 0, 0, 0, 1]
+
+
+def test_who_was_judged_may_send_twice_as_much():
+    """A minority's updates grow where the others' shrink; three times the median is for strangers."""
+    server, method = None, "fedavg + robust(rounds=2)"
+    rows = torch.cat([HONEST, 20 * MINORITY])
+    for expected in (3, 3, 6, 6):
+        found = merge(rows, method, server)
+        server = found.server
+        median = rows.norm(dim=1).median()
+        assert float(found.figures["shortened to"][-1] * rows[-1].norm() / median) == pytest.approx(expected)
+
+
+def test_long_updates_have_no_more_say_in_what_the_cohort_wants():
+    """Three of ten, nine times as long, with two of a minority that partly go their way, are judged as of length one."""
+    tilted = torch.tensor([[-0.4, 0.9, 0.1], [-0.35, 0.9, 0.2]])
+    directions = [
+        merge(torch.cat([HONEST, tilted, factor * REVERSED.repeat(3, 1)])).figures["direction"] for factor in (1.0, 9.0)
+    ]
+    torch.testing.assert_close(directions[0], directions[1], rtol=1e-2, atol=1e-2)
+    assert directions[1].tolist()[-3:] < [-0.66] * 3
 
 
 def test_three_clients_cannot_be_judged():
@@ -169,7 +191,7 @@ def test_bad_limits(name, value):
 @pytest.mark.parametrize("seed", [3, 4])  # their minorities begin furthest against the others
 def test_without_an_attacker_the_worst_client_loses_at_most_two_points(method, seed):
     worst = faults.attack_run(method, None, seed=seed).worst
-    assert faults.attack_run(method, None, seed=seed, guard=DEPLOYMENT_GUARD, robust=True).worst > worst - 2
+    assert faults.attack_run(method, None, seed=seed, guard=GUARD_BESIDE_ROBUST, robust=True).worst > worst - 2
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedheal"])

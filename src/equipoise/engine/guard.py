@@ -51,7 +51,7 @@ class Guard:
 
 DEPLOYMENT_GUARD = Guard()
 # Where those who go against the others are refused, with what they report, honest ones may differ more.
-GUARD_BESIDE_ROBUST = Guard(share=3.0, clip=6.0)
+GUARD_BESIDE_ROBUST = Guard(share=3.0, clip=6.0, length=6.0)
 
 
 def choose_guard(method: Method) -> Guard:

@@ -14,8 +14,9 @@ REFERENCE = "Equipoise; the centre is that of Pillutla et al., Robust aggregatio
 
 
 @register(title="Refuses updates against the cohort, for any method", reference=REFERENCE)
-def robust(length: float = 3.0, against: float = 0.66, rounds: int = 10) -> Method:
-    """Shortens updates to `length` median lengths, and replaces those of clients that go against the cohort.
+def robust(length: float = 3.0, against: float = 0.66, rounds: int = 5) -> Method:
+    """Shortens updates to `length` median lengths (to twice that once a client has been judged), and replaces those of
+    clients that go against the cohort.
 
     A client goes against the cohort if the cosines of its updates with the rounds' centres, over its first `rounds`, are
     below `-against` times the median of those who go along with them. The centre takes the place of its updates.

@@ -83,8 +83,9 @@ def find_scales(loss_weights: Tensor | None, count: int) -> Tensor:
     return torch.where(weights < 0, -1.0, 1.0) * weights.abs().clamp(min=1)
 
 
-def clip_lengths(squares: Tensor, limit: float) -> Tensor:
-    """Factors `[m]` that bring updates of squared lengths `squares [m]` down to `limit` times the median length.
+def clip_lengths(squares: Tensor, limit: float | Tensor) -> Tensor:
+    """Factors `[m]` that bring updates of squared lengths `squares [m]` down to `limit` times the median length, for all or
+    per client.
 
     >>> clip_lengths(torch.tensor([1.0, 1.0, 4.0, 100.0], dtype=torch.float64), 2.0)
     tensor([1.0000, 1.0000, 1.0000, 0.2000], dtype=torch.float64)
@@ -101,17 +102,17 @@ class AgainstCohort(Shape, by_columns=()):
     A client's direction is the sum of the cosines between its updates and the rounds' centres, divided by the sum of the
     median cosines of those who go along with these, over the first `rounds` in which it takes part. It goes against the
     cohort if that is below `-against`. Only its first rounds can tell: where a model has converged, all updates together
-    are nothing, so that an honest minority pulls exactly against the others.
+    are nothing, so that an honest minority pulls exactly against the others. By then its updates are long, too: whoever was
+    judged may send twice the length.
     """
 
     comes_first: ClassVar[bool] = True  # other parts see only what it lets through
     finds_attackers: ClassVar[bool] = True
 
-    length: float = 3.0  # largest length of an update, in medians of the round
-    against: float = (
-        0.66  # how strongly a client may go against the centre, beside how strongly others go along with it
-    )
-    rounds: int = 10  # in which a client is judged
+    length: float = 3.0  # largest length of an update, in medians of the round; twice that of a client that was judged
+    # How strongly a client may go against the centre, beside how strongly others go along with it.
+    against: float = 0.66
+    rounds: int = 5  # in which a client is judged
 
     @property
     def remembers(self) -> str:
@@ -124,17 +125,19 @@ class AgainstCohort(Shape, by_columns=()):
             return Shaped(updates, state)
         scales = find_scales(round.loss_weights, m)
         compared = updates.gram / scales / scales[:, None]
-        factors = clip_lengths(compared.diagonal(), self.length)
-        clipped = compared * factors * factors[:, None]
-        centre, cosines = find_company(clipped)
+        even = clip_lengths(
+            compared.diagonal(), 1.0
+        )  # whoever sends long updates has no more say in what the cohort wants
+        centre, cosines = find_company(compared * even * even[:, None])
         usual = cosines[cosines > 0].median() if bool((cosines > 0).any()) else cosines.new_zeros(())
         before = state.rows("sums", default=cosines.new_zeros(3))
         sums = before.take(round.clients).to(cosines)  # of its cosines, of the medians, and how many rounds
         judged = (sums[:, 2] < self.rounds).to(cosines)
+        factors = clip_lengths(compared.diagonal(), self.length * (1 + (1 - judged)))
         sums = sums + judged[:, None] * torch.stack([cosines, usual.expand(m), torch.ones_like(cosines)], 1)
         refused = sums[:, 0] < -self.against * sums[:, 1]
         coefficients = torch.diag(factors)
-        coefficients[refused] = scales[refused, None] * (centre * factors / scales)
+        coefficients[refused] = scales[refused, None] * (centre * even / scales)
         direction = sums[:, 0] / sums[:, 1].clamp(min=torch.finfo(sums.dtype).tiny)
         return Shaped(
             updates.with_coefficients(coefficients),
