@@ -14,7 +14,7 @@ REFERENCE = "Equipoise; the centre is that of Pillutla et al., Robust aggregatio
 
 
 @register(title="Refuses updates against the cohort, for any method", reference=REFERENCE)
-def robust(length: float = 3.0, against: float = 0.66, rounds: int = 5) -> Method:
+def robust(length: float = 3.0, against: float = 0.68, rounds: int = 5) -> Method:
     """Shortens updates to `length` median lengths (to twice that once a client has been judged), and replaces those of
     clients that go against the cohort.
 

@@ -111,7 +111,7 @@ class AgainstCohort(Shape, by_columns=()):
 
     length: float = 3.0  # largest length of an update, in medians of the round; twice that of a client that was judged
     # How strongly a client may go against the centre, beside how strongly others go along with it.
-    against: float = 0.66
+    against: float = 0.68
     rounds: int = 5  # in which a client is judged
 
     @property
