@@ -125,16 +125,14 @@ class AgainstCohort(Shape, by_columns=()):
             return Shaped(updates, state)
         scales = find_scales(round.loss_weights, m)
         compared = updates.gram / scales / scales[:, None]
-        even = clip_lengths(
-            compared.diagonal(), 1.0
-        )  # whoever sends long updates has no more say in what the cohort wants
+        even = clip_lengths(compared.diagonal(), 1.0)  # long updates have no more say in what the cohort wants
         centre, cosines = find_company(compared * even * even[:, None])
         usual = cosines[cosines > 0].median() if bool((cosines > 0).any()) else cosines.new_zeros(())
         before = state.rows("sums", default=cosines.new_zeros(3))
         sums = before.take(round.clients).to(cosines)  # of its cosines, of the medians, and how many rounds
-        judged = (sums[:, 2] < self.rounds).to(cosines)
-        factors = clip_lengths(compared.diagonal(), self.length * (1 + (1 - judged)))
-        sums = sums + judged[:, None] * torch.stack([cosines, usual.expand(m), torch.ones_like(cosines)], 1)
+        is_new = sums[:, 2] < self.rounds  # who is still being judged
+        factors = clip_lengths(compared.diagonal(), torch.where(is_new, 1.0, 2.0) * self.length)
+        sums = sums + is_new[:, None] * torch.stack([cosines, usual.expand(m), torch.ones_like(cosines)], 1)
         refused = sums[:, 0] < -self.against * sums[:, 1]
         coefficients = torch.diag(factors)
         coefficients[refused] = scales[refused, None] * (centre * even / scales)
